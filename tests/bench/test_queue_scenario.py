@@ -56,7 +56,6 @@ class World:
     def get(self) -> Mapping[str, Any]:
         if self._iteration >= 0:
             self.now += self.timeline.waits[self._iteration]
-            self._taken = True
         self.said.append("get")
         return {"inputs": np.zeros((2, 3)), "targets": np.zeros((2, 1))}
 
@@ -66,14 +65,11 @@ class World:
         self._iteration = 0
 
     def depth(self) -> int:
-        if self._taken:
-            return self.timeline.taken[self._iteration]
         self._iteration += 1
         return self.timeline.left[self._iteration - 1]
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-        self._taken = False
 
     def close(self) -> None:
         self.said.append("close")
@@ -92,7 +88,6 @@ def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue(
     assert result["samples_s"]["compute"] == pytest.approx([1.0] * 12)
     assert result["warmup"]["first_s"] == 100.0  # the prefill is told apart
     assert result["facts"]["left"] == world.timeline.left == [3, 3, 2, 2, 1, 1, 0, *[0] * 5]
-    assert result["facts"]["taken"] == world.timeline.taken
     assert result["work"] == {"samples": 2}
     assert world.said[:2] == ["get", "fill"]
     assert world.said.count("fill") == 1

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bench.launch.request import Launch
-from penstock.bench.launch.sweep import SweepStep, launch_order, launches_of, run_sweep
+from penstock.bench.launch.sweep import SweepStep, launch_order, run_sweep
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Record
 
@@ -52,11 +52,6 @@ def go(folder: Path, run: Runs, launches: int = 5, **options: Any) -> list[Recor
         "model", CASES, launches, Ledger(folder), rules=rules, timeout_s=60.0,
         launcher=run, **settings,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(("effort", "launches"), [("quick", 1), ("standard", 5), ("rigorous", 10)])
-def test_launches_of_an_effort(effort: str, launches: int) -> None:
-    assert launches_of(effort) == launches
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32))

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.instruments.record import Record
 from penstock.reports.ledger_report import report_of_records
-from penstock.reports.loader.report import loader_headlines
+from penstock.reports.loader.report import loader_headlines, loader_sections
 from penstock.reports.queue.report import queue_headlines
 from penstock.reports.queue.simulation import QueueModel, simulate
 
@@ -45,6 +45,9 @@ def failed(records: list[Record]) -> list[Record]:
 
 
 def test_the_dearest_step_of_a_loader_is_named_with_what_it_would_give() -> None:
+    records = ladder(0.1, 0.2, 0.3, 0.8, 0.9)[5:]
+    (line,) = loader_headlines(records)
+    assert line in loader_sections(records)[-1].sentences
     (line,) = loader_headlines(ladder(0.1, 0.2, 0.3, 0.8, 0.9))
     assert line == (
         "Bound by scatter (batch 4, 2 threads): 510 ms of 918 ms a batch, 56%; if it cost nothing, "

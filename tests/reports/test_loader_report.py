@@ -107,22 +107,6 @@ def test_what_of_a_cold_cache_was_read_again_is_told() -> None:
     assert "again" not in said(cold(0.0)) and "came from memory" not in said(cold(0.0))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "limit"),
-    [
-        ((0.51, 0.52, 0.53, 0.54), "L1"),
-        ((0.12, 0.4, 0.45, 0.46), "L2"),
-        ((0.12, 0.14, 0.15, 0.5), "L4"),
-    ],
-)
-def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> None:
-    records = ladder_records(*seconds)
-    (ladder,) = loader_ladder.ladders_of(records)
-    assert ladder.limiting == limit
-    assert ladder.sentence().startswith(f"Bound by {loader_ladder.RUNGS[limit]} (batch 4, ")
-    assert ladder.sentence() in said(records)
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_a_cell_of_which_a_launch_failed_is_drawn() -> None:
     records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.instruments.record import Failure, Record, case_key
+from penstock.reports.ledger_report import queue_pictures
 from penstock.reports.queue import cell as queue_cell
 from penstock.reports.queue import report as queue_report
 from penstock.reports.queue.simulation import QueueModel, simulate
@@ -168,8 +169,7 @@ def test_readings_alone_are_a_page_of_their_own(
     assert len(queue_cell.queue_cells(run(2.66))) == 1
 
 
-def of_two_lengths() -> list[Record]:
-    """Launches beside steps that take 1 s and beside others that take 2 s."""
+def test_steps_of_two_lengths_have_a_figure_each() -> None:
     records = list(run(2.66, launches=1))
     longer = [
         one.model_copy(update={"case": case, "key": case_key("queue", case), "id": f"{one.id}-2"})
@@ -177,15 +177,8 @@ def of_two_lengths() -> list[Record]:
         if one.case["compute"] != "none"
         for case in [{**one.case, "compute_time": 2.0}]
     ]
-    return records + longer
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_steps_of_two_lengths_have_a_figure_each(tmp_path: Path) -> None:
-    ledger, folder = tmp_path / "q.jsonl", tmp_path / "q.report"
-    ledger.write_text("".join(f"{one.line()}\n" for one in of_two_lengths()))
-    assert main(["report", str(ledger)]) == 0
-    assert {path.name for path in folder.glob("*.png")} == {"queue_1.png", "queue_2.png"}
+    names = [picture.name for picture in queue_pictures(records + longer)]
+    assert names == ["queue_1", "queue_2"]
 
 
 def test_depths_and_seconds_are_measured_and_simulated() -> None:

@@ -242,19 +242,14 @@ def _nothing(records: Iterable[Record]) -> str:
 
 
 def of_machines(records: Sequence[Record]) -> list[str]:
-    """A line for each machine and commit of the launches, with its hosts if they are known."""
-    machines = group_by(records, _machine).items()
-    return [
-        f"{len(launches)} launches, {_days(launches)}: {where}{_hosts(launches)}"
-        for where, launches in machines
-    ]
-
-
-def _hosts(records: Sequence[Record]) -> str:
-    """The hosts of launches on a cluster, which are of one kind."""
-    hosts = hosts_of(records)
-    counts = [f"{number} on {host}" for host, number in sorted(hosts.items())]
-    return f"; launches by host: {listed(counts)}" if counts else ""
+    """A line for each machine and commit of the launches, with its hosts if they are known: those
+    of launches on a cluster, which are of one kind."""
+    lines = []
+    for where, launches in group_by(records, _machine).items():
+        counts = [f"{number} on {host}" for host, number in sorted(hosts_of(launches).items())]
+        hosts = f"; launches by host: {listed(counts)}" if counts else ""
+        lines.append(f"{len(launches)} launches, {_days(launches)}: {where}{hosts}")
+    return lines
 
 
 def _machine(record: Record) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +18,6 @@ MB = 2**20
 
 Row = dict[str, str]
 """The fields of a line of a CSV, by column."""
-
-
-@contextmanager
-def reading_numbers(source: str | Path) -> Iterator[None]:
-    """Raise `UsageError` if a field of ``source`` is no number."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except ValueError as error:
-        raise UsageError(f"{source} has a field that is not a number: {error}") from error
 
 
 def scaled(value: float | None, factor: float) -> float | None:

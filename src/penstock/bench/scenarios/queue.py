@@ -36,13 +36,11 @@ class QueueScenario:
         self._compute_s = float(case["compute_time"])
         self._batches = batches or (FromLoader(case) if case["workers"] else InPlace(case))
         self._queue: Any = self._batches if case["workers"] else None
-        self._taken: list[int] = []
         self._left: list[int] = []
         self._filled = False
         self._held: Mapping[str, Any] | None = None
         self.work: Work = {"samples": case["batch"]}
         self.facts: dict[str, Any] = {
-            "taken": self._taken,
             "left": self._left,
         }
 
@@ -58,8 +56,6 @@ class QueueScenario:
             if self._queue is not None:
                 self._queue.fill()
             return self.work
-        if self._queue is not None:
-            self._taken.append(self._queue.depth())
         phase("")
         if self._compute_s:
             time.sleep(self._compute_s)

@@ -23,7 +23,6 @@ from ...bench import pixels_of
 from ..cell import latest
 from ..model.cell import PHASES, ModelCell
 from ..model.report import labelled
-from ..table import reading_numbers
 from .chart import Axis, Figure, Panel, Series
 from .paper import save_under
 
@@ -67,8 +66,10 @@ def bench_figures(path: Path) -> dict[str, Figure]:
     for (label, cells), named in zip(groups, words, strict=True):
         apart = [word for word in named if not all(word in other for other in words)]
         name = re.sub(r"[^\w.-]+", "_", "_".join(apart))
-        with reading_numbers(path.name):
+        try:
             figures[name] = draw_bench(label, cells, path.name)
+        except ValueError as error:
+            raise UsageError(f"{path.name} has a field that is not a number: {error}") from error
     return figures
 
 
