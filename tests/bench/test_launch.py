@@ -20,7 +20,7 @@ from penstock.bench.launch import supervisor
 from penstock.bench.launch.outcome import Ending
 from penstock.bench.launch.supervisor import Launch, run_launch
 from penstock.bench.launch.worker import status_of
-from penstock.bench.scenarios import WrongResult
+from penstock.bench.scenarios import WrongResult, find
 from penstock.instruments.record import Record, case_key, parse_record
 
 from ..preloaded import started
@@ -347,3 +347,11 @@ def test_a_check_fills_the_case_in_and_measures_nothing() -> None:
     assert record.ok and record.samples_s == {}
     assert record.case == {"batch": 1, "checked": True}
     assert record.facts["kind"] == "Animal" and record.facts["process_bytes"] > MIB
+
+
+def test_a_scenario_that_cannot_be_imported_says_what_is_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.bench.scenarios.queue", None)
+    with pytest.raises(ModuleNotFoundError, match=r"scenarios\.queue"):
+        find("queue")
