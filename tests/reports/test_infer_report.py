@@ -92,6 +92,19 @@ def test_faults_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     assert "How much of the machine it used is not known" in text
 
 
+def test_explain_prints_the_verdict_with_names_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder(tmp_path / "a", READ, run={"name": HOSTILE}, cpu_seconds=12.0)
+    code = main(["explain", str(folder)])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert "\x1b" not in out and "\x00" not in out
+    title, _, verdict, *_ = out.splitlines()
+    assert title == "a" and verdict.startswith("- Bound by read: its 4 threads ")
+    assert main(["explain", str(tmp_path / "nothing")]) == 2
+
+
 # --- what is named ------------------------------------------------------------------------------
 
 
