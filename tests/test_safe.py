@@ -108,7 +108,7 @@ def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> N
 
 def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path: Path) -> None:
     run = TrainingRun("=HYPERLINK(1)", "@x", "+cmd", devices=1)
-    columns = Columns(names=("model",), place=(), apart=(), needs=("model",))
+    columns = Columns(names=("model",), place=("model",), apart=())
     append_rows([{"model": "=HYPERLINK(1)"}], tmp_path / "b.csv", columns)
     for text in ((tmp_path / "b.csv").read_text(), runs_to_csv([run])):
         (row,) = csv.DictReader(io.StringIO(text))

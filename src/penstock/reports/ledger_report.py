@@ -26,7 +26,7 @@ from .suite.cell import runs_together
 from .suite.report import draw_suite, suite_headlines, suite_sections
 from .table import Section
 from .tune.model_advice import model_headlines
-from .words import bracket, hosts_of, listed, machine_words, or_dash, spread
+from .words import bracket, hosts_of, listed, machine_words, nothing_measured, or_dash, spread
 
 TIMED = ("preprocess", "predict")
 """Scenarios whose launches have a time, and no tables of their own."""
@@ -216,7 +216,7 @@ def report_of_records(
         if not shown:
             continue
         measured = any(record.ok for record in shown)
-        verdict += kind.headlines(shown) if measured else [_nothing(shown)]
+        verdict += kind.headlines(shown) if measured else [nothing_measured(shown)]
         chapters.append(Chapter(kind.title, kind.sections(shown), kind.pictures(shown)))
     if not chapters:
         scenarios = ", ".join(sorted({record.scenario for record in records})) or "no records"
@@ -228,16 +228,6 @@ def report_of_records(
         of_machines(records),
         chapters,
         [place / LEDGER_FILE if place.is_dir() else place for place in places],
-    )
-
-
-def _nothing(records: Iterable[Record]) -> str:
-    """Say that no launch was ok."""
-    status = [record.status for record in records]
-    counts = ", ".join(f"{status.count(each)} {each}" for each in dict.fromkeys(status))
-    return (
-        f"Nothing was measured: of {plural(len(status), 'launch')} none was ok ({counts}), so "
-        "the speed is not known."
     )
 
 

@@ -36,7 +36,15 @@ from ..cell import bootstrap_ratio
 from ..charts.chart import Axis, Figure, Panel, Series
 from ..content import Chapter, Report, markdown_page
 from ..table import Section, scaled, without_empty
-from ..words import bracket, machine_words, of_launches, or_dash, spread, times_bracket
+from ..words import (
+    bracket,
+    machine_words,
+    nothing_measured,
+    of_launches,
+    or_dash,
+    spread,
+    times_bracket,
+)
 from .cell import SuiteCell, runs_together, suite_cells
 
 FORMAT, VERSION = "penstock-suite", 1
@@ -211,7 +219,8 @@ def write_suite_report(
     }
     about = [machine_words(system, *(system["devices"] or ["no GPU"])), *(f"{n}." for n in notes)]
     chapter = Chapter("Runs", [*sections, Section("How it was measured", (), [_METHOD])])
-    report = Report("Benchmark report", suite_headlines(records), about, [chapter])
+    verdict_of_all = suite_headlines(records) or [nothing_measured(records)]
+    report = Report("Benchmark report", verdict_of_all, about, [chapter])
     page = markdown_page(report, [[figure.name for figure in figures]])
     files = out / f"{SUITE_REPORT}.json", out / f"{SUITE_REPORT}.md"
     with writing_output(files[0], replace=replace) as draft:
