@@ -139,10 +139,6 @@ class Kind(NamedTuple):
     pictures: Callable[[Iterable[Record]], list[Picture]]
 
 
-def _suite_sections(records: Iterable[Record]) -> list[Section]:
-    return suite_sections(records, ())
-
-
 KINDS = (
     Kind(
         "Memory and throughput of a model",
@@ -165,7 +161,7 @@ KINDS = (
         queue_sections,
         queue_pictures,
     ),
-    Kind("Training", ("train",), suite_headlines, _suite_sections, suite_pictures),
+    Kind("Training", ("train",), suite_headlines, suite_sections, suite_pictures),
     Kind("Times", TIMED, timed_headlines, timed_sections, lambda records: []),
 )
 

@@ -50,7 +50,7 @@ from .cell import SuiteCell, runs_together, suite_cells
 FORMAT, VERSION = "penstock-suite", 1
 
 
-def suite_sections(records: Iterable[Record], notes: Sequence[str]) -> list[Section]:
+def suite_sections(records: Iterable[Record], notes: Sequence[str] = ()) -> list[Section]:
     """A section for each preset on each machine: what was run, a table and sentences.
 
     Args:
