@@ -24,9 +24,6 @@ work=${WORK:-/tmp/penstock-gpu}
 read -ra scenes <<<"${SCENES:---scenes 10 --validation 2 --size 4000 4000 --objects 200}"
 read -ra cut <<<"${CUT:---chip-size 800 --overlap 64}"
 mkdir -p "$folder" "$work"
-# A cache of its own, in which doctor leaves its records.
-XDG_CACHE_HOME=$(realpath "$work")/cache
-export XDG_CACHE_HOME
 worst=0
 
 penstock() { "${PYTHON:-python3}" -m penstock "$@"; }
@@ -43,8 +40,7 @@ bench() { # NAME FLAGS...: one sweep and its figure
 }
 
 check() {
-    penstock doctor --device "$device" --json "$folder/doctor.json"
-    cp -R "$XDG_CACHE_HOME/penstock/doctor.ledger" "$folder/"
+    penstock doctor --json "$folder/doctor.json"
 }
 
 limits() { # The largest batch of each tile, verified on both sides.

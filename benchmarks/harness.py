@@ -159,9 +159,7 @@ def ledger_of(folder: Path, launches: int) -> dict[str, Any]:
     began = time.perf_counter()
     a, b = read_ledger(folder / "a"), read_ledger(folder / "b")
     loaded = time.perf_counter()
-    verdicts = compare_records(
-        a, b, threshold=None, confidence=0.95, anyway=False, metric="step", seed=0
-    )
+    verdicts = compare_records(a, b, threshold=None, anyway=False, metric="step")
     compared = time.perf_counter()
     ledger_to_csv([*a, *b], folder / "all.csv")
     exported = time.perf_counter()

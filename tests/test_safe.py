@@ -108,7 +108,7 @@ def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> N
 
 def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path: Path) -> None:
     run = TrainingRun("=HYPERLINK(1)", "@x", "+cmd", devices=1)
-    columns = Columns(names=("model",), place=(), apart=(), needs=("model",))
+    columns = Columns(names=("model",), place=("model",), apart=())
     append_rows([{"model": "=HYPERLINK(1)"}], tmp_path / "b.csv", columns)
     for text in ((tmp_path / "b.csv").read_text(), runs_to_csv([run])):
         (row,) = csv.DictReader(io.StringIO(text))
@@ -365,12 +365,11 @@ def test_what_fails_tells_no_key(
 
 
 def test_a_record_holds_no_key(tmp_path: Path) -> None:
-    from penstock.bench.launch.supervisor import LaunchRequest as Request
+    from penstock.bench.launch.supervisor import Launch as Asked
     from penstock.bench.launch.supervisor import run_launch as launch
 
     case = {"data": "https://me:hunter2word@host/x?sig=s1gnature", "batch": 1}
-    record = launch(Request("loader", case), launch=0, order=None, timeout_s=60.0,
-                   command=["/no/such/command"])  # fmt: skip
+    record = launch(Asked("loader", case, 60.0), command=["/no/such/command"])
     Ledger(tmp_path).append(record)
     assert record.key == case_key("loader", case) == case_key("loader", record.case)
     assert not leaks(tmp_path, str(record))

@@ -16,7 +16,7 @@ import pytest
 import penstock.bench
 from penstock.bench.launch import supervisor, worker
 from penstock.bench.launch.outcome import Ending
-from penstock.bench.launch.supervisor import LaunchPlace, LaunchRequest
+from penstock.bench.launch.supervisor import Launch, LaunchPlace
 
 from . import zoo
 from .kit_loader import weather
@@ -49,13 +49,11 @@ def launches_here(
     """Launches do all that they do, but in this process and not in one of their own."""
     folder = tmp_path_factory.mktemp("launches")
 
-    def run(
-        command: Sequence[str], request: LaunchRequest, timeout_s: float, place: LaunchPlace
-    ) -> Ending:
-        assert request.memory_limit is None, "it would stay with this process"
+    def run(command: Sequence[str], launch: Launch, place: LaunchPlace) -> Ending:
+        assert launch.memory_limit is None, "it would stay with this process"
         assert place.wanted is None or place.wanted()
         path, answers = folder / "request.json", folder / "answers"
-        path.write_text(json.dumps(asdict(request)))
+        path.write_text(json.dumps(asdict(launch)))
         descriptor = os.open(answers, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
             code = worker.main(str(path), str(descriptor))

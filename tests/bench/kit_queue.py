@@ -15,8 +15,8 @@ CASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def record(timeline: Timeline, number: int = 0, compute_s: float = 1.0, **case: Any) -> Record:
+def record(timeline: Timeline, number: int = 0, **case: Any) -> Record:
     knobs = {**CASE, "iterations": len(timeline.seconds), **case}
-    facts = {"compute_s": compute_s, "in_hand": 0, "left": timeline.left}
+    facts = {"left": timeline.left}
     seconds = {"step": tuple(timeline.seconds)}
     return made_record("queue", knobs, number, samples_s=seconds, facts=facts)

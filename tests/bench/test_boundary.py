@@ -55,14 +55,6 @@ def staircase(edges: dict[str, int], *, peaks: bool = False) -> Fits:
 # tables
 
 
-def test_a_line_that_holds_costs_two_launches_a_tile() -> None:
-    fits = Asked(straight(1000, 2, 1_000_000))
-    tiles = ("8", "16", "24", "32", "48")
-    limits = find_limits(tiles, fits, 100_000)
-    assert [limit.trials for limit in limits] == [4, 2, 2, 2, 2]
-    assert fits.asked[:4] == [("8", 1), ("8", 2), ("8", 7804), ("8", 7805)]
-
-
 def test_a_constant_error_of_the_line_is_paid_once() -> None:
     """Resident pages and mapped pages differ by a constant: the tile before shows by how much."""
 

@@ -19,7 +19,6 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.bench.launch import on_cluster, supervisor
 from penstock.bench.launch.launcher import Launch
 from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
-from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.cli import main
 from penstock.cli.benchmarks import launcher_of
 from penstock.cluster import UnfitWorker
@@ -46,7 +45,7 @@ def _zoo(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
 
 
 def asked(animal: str, *needs: Path, folder: Path = Path("/nowhere"), **case: Any) -> RemoteLaunch:
-    launch = Launch(LaunchRequest(f"zoo:{animal}", case), 3, 7, 60.0)
+    launch = Launch(f"zoo:{animal}", case, 60.0, 3, 7)
     return RemoteLaunch(launch, needs, folder, {"OMP_NUM_THREADS": "5"}, None)
 
 
@@ -123,8 +122,7 @@ def test_the_client_keeps_what_workers_bring(
         ("Animal", {"n": 1}), ("Writes", {"output_dir": str(tmp_path / "run")}), ("Raises", {}),
     ]  # fmt: skip
     launches = [
-        Launch(LaunchRequest(f"zoo:{animal}", case), 0, order, 60.0)
-        for order, (animal, case) in enumerate(cases)
+        Launch(f"zoo:{animal}", case, 60.0, 0, order) for order, (animal, case) in enumerate(cases)
     ]
     with threads_of_this_process() as address:
         config = build(BenchModelConfig, {"cluster": address, "part_retries": 0})

@@ -18,9 +18,9 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.bench.launch import supervisor
 from penstock.bench.launch.outcome import Ending
-from penstock.bench.launch.supervisor import LaunchRequest, run_launch
+from penstock.bench.launch.supervisor import Launch, run_launch
 from penstock.bench.launch.worker import status_of
-from penstock.bench.scenarios import WrongResult
+from penstock.bench.scenarios import WrongResult, find
 from penstock.instruments.record import Record, case_key, parse_record
 
 from ..preloaded import started
@@ -30,10 +30,8 @@ MIB = 2**20
 
 
 def run(animal: str, timeout_s: float = 300.0, limit: int | None = None, **case: Any) -> Record:
-    request = LaunchRequest(scenario=f"zoo:{animal}", case=case, memory_limit=limit)
-    record = run_launch(
-        request, launch=2, order=5, timeout_s=timeout_s, command=[sys.executable, ZOO]
-    )
+    launch = Launch(f"zoo:{animal}", case, timeout_s, 2, 5, memory_limit=limit)
+    record = run_launch(launch, command=[sys.executable, ZOO])
     assert parse_record(record.line()) == record
     return record
 
@@ -123,9 +121,7 @@ def test_what_is_no_answer_is_a_crash(
 
 
 def test_a_command_that_is_not_there_is_a_row_too() -> None:
-    record = run_launch(
-        LaunchRequest("zoo", {}), launch=0, order=None, timeout_s=1.0, command=["/no/such/program"]
-    )
+    record = run_launch(Launch("zoo", {}, 1.0), command=["/no/such/program"])
     assert record.error is not None
     assert (record.status, record.error.stage) == ("crash", "start")
     assert "could not be started" in record.error.message
@@ -170,9 +166,7 @@ def test_what_it_prints_neither_blocks_it_nor_is_believed() -> None:
 
 def test_only_the_end_of_stderr_is_kept() -> None:
     command = [sys.executable, "-S", "-c", "import os; os.write(2, b'x' * 99_999 + b'the end')"]
-    record = run_launch(
-        LaunchRequest("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command
-    )
+    record = run_launch(Launch("zoo", {}, 30.0), command=command)
     assert record.error is not None
     assert record.error.stderr == "x" * (4096 - 7) + "the end"
 
@@ -214,10 +208,10 @@ def supervisor_of_three(path: Path, reader: int, first: str = "") -> ForkServerP
     process = started(
         path.parent,
         code=f"{first}\nimport sys\n"
-        "from penstock.bench.launch.supervisor import LaunchRequest, run_launch\n"
-        f"asked = LaunchRequest('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
+        "from penstock.bench.launch.supervisor import Launch, run_launch\n"
+        f"asked = Launch('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}}, 100)\n"
         f"command = [sys.executable, {ZOO!r}]\n"
-        "run_launch(asked, launch=0, order=None, timeout_s=100, command=command)",
+        "run_launch(asked, command=command)",
     )
     writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
     said = b""
@@ -346,20 +340,18 @@ def test_an_exception_has_a_status(error: Exception, limited: bool, status: str)
     assert status_of(error, limited=limited) == status
 
 
-@pytest.mark.slow
-def test_torch_under_a_memory_limit() -> None:
-    pytest.importorskip("torch")
-    record = run("TorchOom", limit=4096 * MIB)
-    assert record.error is not None
-    assert (record.status, record.error.stage) == ("oom_host", "measure")
-    assert "DefaultCPUAllocator" in record.error.message
-
-
 @pytest.mark.usefixtures("zoo_here")
 def test_a_check_fills_the_case_in_and_measures_nothing() -> None:
-    request = LaunchRequest("zoo:Animal", {"batch": 1}, task="check")
-    record = run_launch(
-        request, launch=0, order=None, timeout_s=30.0, command=[sys.executable, ZOO]
-    )
+    launch = Launch("zoo:Animal", {"batch": 1}, 30.0, task="check")
+    record = run_launch(launch, command=[sys.executable, ZOO])
     assert record.ok and record.samples_s == {}
-    assert record.facts == {"kind": "Animal"}
+    assert record.case == {"batch": 1, "checked": True}
+    assert record.facts["kind"] == "Animal" and record.facts["process_bytes"] > MIB
+
+
+def test_a_scenario_that_cannot_be_imported_says_what_is_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.bench.scenarios.queue", None)
+    with pytest.raises(ModuleNotFoundError, match=r"scenarios\.queue"):
+        find("queue")

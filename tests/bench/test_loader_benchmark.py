@@ -12,8 +12,8 @@ import pytest
 from penstock.base.config.bench import BenchLoaderConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
-from penstock.bench.cases.loader_cases import ladder_cases, loader_cases, loader_rules
-from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.bench.cases.loader_cases import ladder_cases, loader_cases
+from penstock.bench.launch.supervisor import Launch
 from penstock.cli import main
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record
@@ -34,7 +34,6 @@ def test_cases_are_every_combination_once() -> None:
     assert Path(cases[0]["data"]).is_absolute()
     assert [c["rung"] for c in ladder_cases(cases)] == ["L1", "L2", "L3", "L4", "L5"] * 2
     assert all("loader" not in c for c in ladder_cases(cases))
-    assert loader_rules(chosen.batches, chosen.warmup)["series"] == 7
     assert loader_cases(config(), "s3://bucket/data")[0]["cache"] == "as-is"
 
 
@@ -103,7 +102,7 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
 ) -> None:  # fmt: skip
     asked: list[str] = []
 
-    def launch(request: LaunchRequest, **_: Any) -> Record:
+    def launch(request: Launch) -> Record:
         asked.append(request.task)
         return record(0, 1.0, status)
 

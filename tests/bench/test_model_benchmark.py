@@ -13,10 +13,10 @@ import pytest
 
 from penstock.base.config.bench import BenchModelConfig
 from penstock.base.config.knobs import build
-from penstock.bench.cases.model import model_case_namer, model_cases
+from penstock.bench.cases.model import case_namer, model_cases
 from penstock.bench.launch import supervisor
 from penstock.bench.launch.outcome import Ending
-from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.bench.launch.supervisor import Launch
 from penstock.cli import main
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record
@@ -38,9 +38,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, whose launches `answers` answers here. It holds a file of a user."""
 
-    def run(command: Sequence[str], request: LaunchRequest, *_: object) -> Ending:
+    def run(command: Sequence[str], launch: Launch, *_: object) -> Ending:
         said: list[bytes] = []
-        asked = json.loads(json.dumps(asdict(request)))
+        asked = json.loads(json.dumps(asdict(launch)))
         code = answers.answer(asked, lambda message: said.append(answers.line(message)))
         return Ending(code, said=b"".join(said), peak=1, peak_kernel=1)
 
@@ -64,7 +64,7 @@ def test_the_defaults_are_the_seeds() -> None:
 
 def test_axes_are_multiplied_and_named_where_they_differ() -> None:
     cases = model_cases(config(amp=("off", "on"), tile_sizes=("8", "8", "16"), batch_sizes=(1,)))
-    name = model_case_namer(cases)
+    name = case_namer(cases, "tile", "batch")
     assert [name(case) for case in cases] == [
         "tile 8, batch 1, no amp",
         "tile 8, batch 1, amp",
@@ -211,4 +211,7 @@ def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert 0 < sum(within) <= step
     assert record.warmup.first_s and record.warmup.setup_s
     assert record.memory.host_baseline and record.memory.host_peak_kernel
+    assert record.memory.host_baseline <= record.memory.host_peak_kernel
+    assert record.environment["torch"]["threads"] >= 1
+    assert record.work == {"samples": 1, "pixels": 256, "useful_pixels": 256}
     assert record.case["channels"] == 3

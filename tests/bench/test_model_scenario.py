@@ -167,10 +167,8 @@ def flags() -> Iterator[tuple[Any, Any]]:
 
 
 def test_tf32_is_said_of_products_and_convolutions_alike(nets: str, flags: tuple[Any, Any]) -> None:
-    """Torch lets cuDNN alone use it by default. A case from before there was the knob is one
-    without TF32, as `infer` and `train` would run it."""
-    old = {name: value for name, value in CASE.items() if name != "tf32"}
-    for case, on in ((CASE, False), (CASE | {"tf32": True}, True), (old, False)):
+    """Torch lets cuDNN alone use it by default."""
+    for case, on in ((CASE, False), (CASE | {"tf32": True}, True)):
         under_test.ModelScenario({**case, "model": f"{nets}:convs"})
         assert [flag.allow_tf32 for flag in flags] == [on, on]
 

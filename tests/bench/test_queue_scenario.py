@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from penstock.base.config.bench import BenchQueueConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
-from penstock.bench.cases.queue import queue_case_name, queue_cases, queue_rules
+from penstock.bench.cases.model import case_namer
+from penstock.bench.cases.queue import queue_cases
+from penstock.bench.launch.request import series_rules
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
@@ -43,8 +46,7 @@ class World:
 
     def __init__(self, feed: QueueModel, iterations: int) -> None:
         self.now = 0.0
-        self.timeline = simulate(feed, iterations, in_hand=0)
-        self.seconds = feed.compute_s
+        self.timeline = simulate(feed, iterations)
         self.said: list[str] = []
         self._iteration = -1
 
@@ -54,7 +56,6 @@ class World:
     def get(self) -> Mapping[str, Any]:
         if self._iteration >= 0:
             self.now += self.timeline.waits[self._iteration]
-            self._taken = True
         self.said.append("get")
         return {"inputs": np.zeros((2, 3)), "targets": np.zeros((2, 1))}
 
@@ -64,31 +65,29 @@ class World:
         self._iteration = 0
 
     def depth(self) -> int:
-        if self._taken:
-            return self.timeline.taken[self._iteration]
         self._iteration += 1
         return self.timeline.left[self._iteration - 1]
 
-    def run(self) -> None:
-        self.now += self.seconds
-        self._taken = False
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
     def close(self) -> None:
         self.said.append("close")
 
 
-def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
+def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     feed = QueueModel(1, 4, read_s=2.0, compute_s=1.0)
     world = World(feed, 12)
-    scenario = QueueScenario(CASE, world, world)
-    result = measure_scenario(scenario, Rules(**queue_rules(12)), lambda stage: None, world.clock)
+    monkeypatch.setattr(time, "sleep", world.sleep)
+    scenario = QueueScenario(CASE, world)
+    result = measure_scenario(scenario, Rules(**series_rules(12)), lambda stage: None, world.clock)
     assert result["samples_s"]["step"] == pytest.approx(world.timeline.seconds)
     assert result["samples_s"]["get"] == pytest.approx(world.timeline.waits)
     assert result["samples_s"]["compute"] == pytest.approx([1.0] * 12)
     assert result["warmup"]["first_s"] == 100.0  # the prefill is told apart
     assert result["facts"]["left"] == world.timeline.left == [3, 3, 2, 2, 1, 1, 0, *[0] * 5]
-    assert result["facts"]["taken"] == world.timeline.taken
-    assert result["facts"]["compute_s"] == 1.0
     assert result["work"] == {"samples": 2}
     assert world.said[:2] == ["get", "fill"]
     assert world.said.count("fill") == 1
@@ -97,7 +96,7 @@ def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
 def test_a_batch_of_another_length_is_wrong() -> None:
     world = World(QueueModel(1, 1, 1.0, 1.0), 1)
     with pytest.raises(WrongResult, match=r"a batch of 3 came with \[2\] samples"):
-        QueueScenario({**CASE, "batch": 3}, world, world).step(lambda name: None)
+        QueueScenario({**CASE, "batch": 3}, world).step(lambda name: None)
 
 
 def same(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> bool:
@@ -159,12 +158,12 @@ def config(**knobs: Any) -> BenchQueueConfig:
 
 def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
     cases = queue_cases(str(tmp_path), config(workers=(0, 2), queue_sizes=(1, 8, 1)))
-    assert [queue_case_name(case) for case in cases] == [
-        "workers 0, reading alone",
-        "workers 0, beside sleep",
-        "workers 2, queue 8, reading alone",
-        "workers 2, queue 1, beside sleep",
-        "workers 2, queue 8, beside sleep",
+    assert list(map(case_namer(cases, "workers", "queue"), cases)) == [
+        "workers 0, queue 0, compute none, compute_time 0.0",
+        "workers 0, queue 0, compute sleep, compute_time 1.0",
+        "workers 2, queue 8, compute none, compute_time 0.0",
+        "workers 2, queue 1, compute sleep, compute_time 1.0",
+        "workers 2, queue 8, compute sleep, compute_time 1.0",
     ]
     assert len({frozenset(case) for case in cases}) == 1  # the same knobs in each
 
@@ -233,7 +232,7 @@ def test_a_small_benchmark_from_end_to_end(
     with out.open() as file:
         (row,) = csv.DictReader(file)
     assert (row["workers"], row["queue"], row["status"]) == ("1", "2", "ok")
-    assert float(row["compute_s"]) == 0.01
+    assert float(row["compute_time"]) == 0.01
     assert len(row["iteration_s"].split()) == len(row["depth"].split()) == 8
     assert float(row["seconds_per_iteration"]) >= 0.01
     records = Ledger(out.with_suffix(".ledger")).records()
@@ -242,5 +241,5 @@ def test_a_small_benchmark_from_end_to_end(
     assert "iteration" in outcome(next(r for r in records if r.case["compute"] == "sleep"))
     assert out.with_suffix(".png").exists()
     said = capsys.readouterr().out
-    assert "seed s/it" in said and "- With 1 worker " in said
+    assert "- With 1 worker " in said
     assert "While nobody computed a batch came every" in said

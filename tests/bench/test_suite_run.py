@@ -25,11 +25,11 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TrainConfig
 from penstock.base.errors import UsageError
 from penstock.base.run_names import SUITE_LEDGER
-from penstock.bench.launch.supervisor import LaunchRequest, run_launch
+from penstock.bench.launch.request import Launch, series_rules
+from penstock.bench.launch.supervisor import run_launch
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import train_scenario as scenario
 from penstock.bench.suite.execute import (
-    RULES,
     check_resumed_suite,
     check_suite_output,
     prepare_suite,
@@ -209,7 +209,7 @@ def test_a_launch_has_one_training_and_counts_its_samples(
     operators = importlib.import_module("penstock.models.torchvision_ops")
     monkeypatch.setattr(operators, "compiled_operators", lambda: False)
     made = scenario.TrainScenario(spiral(tmp_path / "out"))
-    result = measure_scenario(made, Rules.model_validate(RULES), lambda stage: None)
+    result = measure_scenario(made, Rules.model_validate(series_rules(1)), lambda stage: None)
     assert result["work"] == {"samples": 2 * 142}
     assert len(result["samples_s"]["step"]) == 1
     training = result["facts"]["training"]
@@ -227,8 +227,7 @@ def test_a_launch_has_one_training_and_counts_its_samples(
 @pytest.mark.slow
 def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
     case = spiral(tmp_path / "out", distributed=True, batch_size=4) | {"world_size": 2}
-    request = LaunchRequest(scenario="train", case=case, rules=RULES)
-    record = run_launch(request, launch=0, order=None, timeout_s=300)
+    record = run_launch(Launch("train", case, 300.0, rules=series_rules(1)))
     assert record.error is None
     training = record.facts["training"]
     assert (training["world_size"], training["global_batch_size"]) == (2, 8)
@@ -251,7 +250,7 @@ def test_no_rank_outlives_its_launch(tmp_path: Path) -> None:
     long = {"num_samples": 2_000_000, "batch_size": 1}
     case = spiral(tmp_path / "out", distributed=True, **long) | {"world_size": 2}
     path = tmp_path / "request.json"
-    path.write_text(json.dumps(asdict(LaunchRequest(scenario="train", case=case, rules=RULES))))
+    path.write_text(json.dumps(asdict(Launch("train", case, 300.0, rules=series_rules(1)))))
     command = [sys.executable, "-m", "penstock.bench.launch.worker", str(path), "1"]
     worker = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

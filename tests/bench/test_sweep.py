@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.launch.launcher import in_turn
-from penstock.bench.launch.supervisor import LaunchRequest
-from penstock.bench.launch.sweep import SweepStep, launch_order, launches_of, run_sweep
+from penstock.bench.launch.request import Launch
+from penstock.bench.launch.sweep import SweepStep, launch_order, run_sweep
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Record
 
@@ -29,19 +28,21 @@ class Runs:
     def __init__(self, ends: dict[int, str] | None = None, interrupt_at: int | None = None) -> None:
         self.ends, self.interrupt_at = ends or {}, interrupt_at
         self.seen: list[tuple[int, int, int | None]] = []
-        self.requests: list[LaunchRequest] = []
+        self.launches: list[Launch] = []
 
-    def __call__(
-        self, request: LaunchRequest, *, launch: int, order: int | None, timeout_s: float
-    ) -> Record:
+    def __call__(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
+        return ((launch, self.run(launch)) for launch in launches)
+
+    def run(self, launch: Launch) -> Record:
         if len(self.seen) == self.interrupt_at:
             raise KeyboardInterrupt
-        self.seen.append((CASES.index(dict(request.case)), launch, order))
-        self.requests.append(request)
-        assert timeout_s == 60.0
-        status = self.ends.get(request.case["batch"], "ok")
+        number, order = launch.number, launch.order
+        self.seen.append((CASES.index(dict(launch.case)), number, order))
+        self.launches.append(launch)
+        assert launch.timeout_s == 60.0
+        status = self.ends.get(launch.case["batch"], "ok")
         error = None if status == "ok" else Failure(stage="measure", message="made up")
-        return made_record(request.scenario, request.case, launch, status, order=order, error=error)
+        return made_record(launch.scenario, launch.case, number, status, order=order, error=error)
 
 
 def go(folder: Path, run: Runs, launches: int = 5, **options: Any) -> list[Record]:
@@ -49,13 +50,8 @@ def go(folder: Path, run: Runs, launches: int = 5, **options: Any) -> list[Recor
     rules = {"seconds": 1.0, "precision": 0.1}
     return run_sweep(
         "model", CASES, launches, Ledger(folder), rules=rules, timeout_s=60.0,
-        launcher=partial(in_turn, run=run), **settings,
+        launcher=run, **settings,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(("effort", "launches"), [("quick", 1), ("standard", 5), ("rigorous", 10)])
-def test_launches_of_an_effort(effort: str, launches: int) -> None:
-    assert launches_of(effort) == launches
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32))
@@ -88,9 +84,9 @@ def test_a_sweep_is_in_its_ledger_in_the_order_that_it_ran(tmp_path: Path) -> No
     assert [(index, number) for index, number, _ in run.seen] == launch_order(6, 5, 3)
     assert [place for *_, place in run.seen] == list(range(30))
     assert Ledger(tmp_path).records() == records
-    assert {request.memory_limit for request in run.requests} == {2**30}
-    assert run.requests[0].rules == {"seconds": 1.0, "precision": 0.1}
-    assert {request.task for request in run.requests} == {"measure"}
+    assert {request.memory_limit for request in run.launches} == {2**30}
+    assert run.launches[0].rules == {"seconds": 1.0, "precision": 0.1}
+    assert {request.task for request in run.launches} == {"measure"}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +141,6 @@ def test_records_of_other_cases_are_not_returned(tmp_path: Path) -> None:
     go(tmp_path, Runs(), launches=1)
     one = run_sweep(
         "model", CASES[:1], 2, Ledger(tmp_path), rules={}, timeout_s=60.0, memory_limit=None,
-        seed=0, resume=True, launcher=partial(in_turn, run=Runs()),
+        seed=0, resume=True, launcher=Runs(),
     )  # fmt: skip
     assert [(record.case, record.launch) for record in one] == [(CASES[0], 0), (CASES[0], 1)]

@@ -34,6 +34,11 @@ class Animal:
         pass
 
 
+def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every case is valid."""
+    return {**case, "checked": True}, {"kind": "Animal"}
+
+
 class Placed(Animal):
     """Tells where it runs, and with which threads."""
 
@@ -61,14 +66,6 @@ class HostOom(Animal):
         pieces = []
         while True:
             pieces.append(bytearray(self.case.get("piece", 16 * MIB)))
-
-
-class TorchOom(Animal):
-    def step(self, phase: Any) -> Mapping[str, float]:
-        import torch
-
-        torch.empty(2**40)
-        return {}
 
 
 class CgroupOom(Animal):
@@ -222,8 +219,7 @@ def measuring_loop() -> ModuleType:
 
 if __name__ == "__main__":
     sys.modules["penstock.bench.measure"] = measuring_loop()
-    if "TorchOom" not in Path(sys.argv[1]).read_text():
-        sys.meta_path.insert(0, NoTorch())
+    sys.meta_path.insert(0, NoTorch())
     from penstock.bench.launch.worker import main
 
     sys.exit(main(*sys.argv[1:]))

@@ -74,9 +74,9 @@ def test_stores_are_served_to_one_page_only() -> None:
     (store / "0").mkdir(parents=True)
     (store / "0" / "chunk").write_bytes(bytes(range(100)))
     (store / "link").symlink_to(Path("volume.npy").resolve())
-    server = neuroglancer._StoreServer(("127.0.0.1", 0), neuroglancer._FileHandler)
-    here = f"127.0.0.1:{server.server_address[1]}"
-    server.stores, server.hosts, server.origin = [store.resolve()], [here], "https://viewer"
+    server = neuroglancer._StoreServer(neuroglancer._FileHandler, 0)
+    here = f"127.0.0.1:{server.port}"
+    server.stores, server.origins = [store.resolve()], ("https://viewer",)
 
     def ask(key: str, method: str = "GET", **headers: str) -> tuple[int, bytes, Any]:
         connection = http.client.HTTPConnection(here, timeout=60)

@@ -94,7 +94,7 @@ def test_a_page_of_a_run_fits_a_phone_and_a_dark_screen(browser: Browser, tmp_pa
 
 def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "hostile.html"
-    page.write_text(html_page(hostile_report()))
+    page.write_text(html_page(hostile_report(tmp_path)))
     browser.open(page)
     assert browser.requests() == [page.as_uri()] and browser.complaints() == []
     assert browser.run("document.images.length") == 0

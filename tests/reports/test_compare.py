@@ -48,7 +48,7 @@ def launches(
 def judged(
     a: Iterable[Record], b: Iterable[Record], threshold: float | None = None, **options: Any
 ) -> Comparison:
-    given = {"confidence": 0.95, "anyway": False, "metric": "step", "seed": 0} | options
+    given = {"anyway": False, "metric": "step"} | options
     return compare_records(list(a), list(b), threshold=threshold, **given)
 
 
@@ -69,17 +69,6 @@ def test_false_alarms_of_five_launches_against_five(threshold: float | None) -> 
         for _ in range(100)
     )
     assert alarms <= 0.05 * 100
-
-
-@pytest.mark.slow
-def test_false_alarms_of_a_matrix() -> None:
-    """In most matrices none of ten cases is said to differ."""
-    rng = np.random.default_rng(1)
-    alarms = 0
-    for _ in range(20):
-        a, b = ([r for k in range(10) for r in launches(rng, knobs={"batch": k})] for _ in "ab")
-        alarms += bool({"slower", "faster"} & set(verdicts(a, b, 1e-6)))
-    assert alarms <= 0.05 * 20 + 1
 
 
 @pytest.mark.parametrize(("level", "verdict"), mainly([(1.1, "slower"), (1 / 1.1, "faster")], 0))
@@ -424,11 +413,10 @@ def test_the_sentence_is_computed() -> None:
     assert compared.rows[0].reason == f"B takes 1.499 {ends} times as long, p 0.0079; beyond 2.0 %"
 
 
-def test_the_same_seed_gives_the_same_comparison() -> None:
+def test_the_same_records_give_the_same_comparison() -> None:
     rng = np.random.default_rng(0)
     a, b = launches(rng), launches(rng)
     assert judged(a, b) == judged(a, b)
-    assert judged(a, b) != judged(a, b, seed=1)
 
 
 # --- the command --------------------------------------------------------------------------------
@@ -475,7 +463,7 @@ def test_the_command_as_a_gate(
     assert document["rows"][0]["ratio"]["value"] == pytest.approx(1.2, rel=0.05)
     assert run(b / "records.jsonl", b) == 0
     assert run(b, a) == 0  # faster is no regression
-    assert run(a, b, "--threshold", 0.5) == 0
+    assert run(a, b, "--fail-if-slower", 0.5) == 0
 
 
 def test_unlike_machines_end_with_four(
@@ -500,13 +488,8 @@ def test_unlike_machines_end_with_four(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--threshold", "0"], "--threshold 0.0 must be more than 0"),
-        (["--threshold", "nan"], "--threshold nan must be more than 0"),
-        (["--confidence", "95"], "--confidence 95.0 must be from 0.5 to below 1"),
-        (["--seed", "-1"], "--seed -1 must be 0 or more"),
         (["--metric", "device"], "--metric device was not measured; there is step"),
         (["--json", "/nowhere/x.json"], "--json /nowhere/x.json: No such file"),
-        (["--markdown", "/nowhere/x.md"], "--markdown /nowhere/x.md: No such file"),
         (["--fail-if-slower", "fast"], "--fail-if-slower fast is no share such as 5% or 0.05"),
         (["--fail-if-slower=-5%"], "--fail-if-slower -5% is no share"),
     ],

@@ -86,15 +86,6 @@ def test_whatever_the_header_nothing_is_lost(
     assert tuple(rows[0])[: len(COLUMNS)] == COLUMNS
 
 
-def test_columns_of_a_later_version_stay_where_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "bench.csv"
-    path.write_text("new," + ",".join(reversed(COLUMNS)) + "\n" + "1" + "," * len(COLUMNS) + "\n")
-    before = path.read_bytes()
-    append_csv("model", [launch()], path)
-    assert path.read_bytes().startswith(before)
-    assert [(row["new"], row["tile_size"]) for row in rows_of(path)] == [("1", ""), ("", "256")]
-
-
 @pytest.mark.parametrize("cut", [1, 2, 40, 150])
 def test_a_torn_last_line_is_cut_off_or_ended(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "bench.csv"
@@ -135,7 +126,8 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UsageError, match=r"bench\.csv cannot be written: No space left"):
         append_csv("model", [launch()], path)
-    assert read_csv(path).header == tuple(SEED_CSV.splitlines()[0].split(","))
+    header, _ = read_csv(path, ())
+    assert header == SEED_CSV.splitlines()[0].split(",")
     assert [*tmp_path.iterdir()] == [path]
 
 

@@ -28,7 +28,7 @@ from penstock.reports.charts.chart import (
     rolling_mean,
     scale_of,
 )
-from penstock.reports.charts.metrics import gpu_figures, metrics_figures, plot_gpu_metrics
+from penstock.reports.charts.metrics import metrics_figures, plot_metrics
 from penstock.reports.charts.paper import draw
 
 from .drawn import known, series_of, y_of
@@ -169,7 +169,7 @@ def test_a_file_with_nothing_to_draw_is_refused(tmp_path: Path, text: str, messa
 
 def test_gpu_csv(tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV)
-    figures = gpu_figures(tmp_path / "gpu.csv")
+    figures = metrics_figures(tmp_path / "gpu.csv")
     assert [*figures] == ["gpu_util", "vram"]
     zero, one = "GPU 0 NVIDIA A10G", "GPU 1 NVIDIA A10G"
     assert y_of(figures["gpu_util"], zero, 0) == [87, None, 100]
@@ -193,7 +193,7 @@ def test_a_line_that_is_torn_or_none_is_left_out(
     tmp_path: Path, tail: str, last: float, note: str
 ) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV + tail)
-    figures = gpu_figures(tmp_path / "gpu.csv")
+    figures = metrics_figures(tmp_path / "gpu.csv")
     assert y_of(figures["gpu_util"], "GPU 0 NVIDIA A10G")[-1] == last
     assert note in figures["vram"].note
 
@@ -202,7 +202,7 @@ def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     gpus = (0, 2, 10)
     lines = [f"2025/09/12 00:00:00, {i}, A10G, {i} MiB, {i} %\n" for i in gpus]
     (tmp_path / "gpu.csv").write_text(GPU_CSV.partition("\n")[0] + "\n" + "".join(lines))
-    figure = gpu_figures(tmp_path / "gpu.csv")["gpu_util"]
+    figure = metrics_figures(tmp_path / "gpu.csv")["gpu_util"]
     strips = [y_of(figure, f"GPU {i} A10G", place) for place, i in enumerate(gpus)]
     assert strips == [[i] for i in gpus]
 
@@ -212,10 +212,10 @@ def test_one_column_is_enough(tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text(
         "timestamp, utilization.gpu [%]\n2025/09/12 00:00:00.000, 40 %\n"
     )
-    figures = gpu_figures(tmp_path / "gpu.csv")
+    figures = metrics_figures(tmp_path / "gpu.csv")
     assert [*figures] == ["gpu_util"]
     assert y_of(figures["gpu_util"], "GPU 0") == [40]
-    (out,) = plot_gpu_metrics(tmp_path / "gpu.csv", tmp_path / "gpu_plot", mean=True, smooth=2)
+    (out,) = plot_metrics(tmp_path / "gpu.csv", tmp_path / "gpu_plot", mean=True, smooth=2)
     assert out.name == "gpu_plot_gpu_util.png" and out.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -223,7 +223,7 @@ def test_one_column_is_enough(tmp_path: Path) -> None:
 def test_a_csv_without_the_columns_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "gpu.csv").write_text(text)
     with pytest.raises(UsageError, match=r"gpu\.csv has no column timestamp, or neither"):
-        gpu_figures(tmp_path / "gpu.csv")
+        metrics_figures(tmp_path / "gpu.csv")
 
 
 # --- before and after ---------------------------------------------------------------------------

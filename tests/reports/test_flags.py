@@ -12,8 +12,8 @@ from ..house import PACKAGE
 from ..scaling.kit import run
 
 SENTENCES = (
-    "reports/headlines.py reports/infer/sentences.py reports/loader/report.py "
-    "reports/queue/sentences.py reports/training/sentences.py "
+    "reports/infer/report.py reports/loader/report.py reports/loader/rungs.py "
+    "reports/queue/report.py reports/training/report.py "
     "reports/tune/loader_advice.py reports/suite/report.py reports/model/report.py "
     "scaling/advice.py scaling/simulate.py scaling/study_text.py "
     "scaling/tables.py"

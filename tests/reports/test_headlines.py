@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from penstock.instruments.record import Record
-from penstock.reports.headlines import loader_headlines, model_headlines, queue_headlines
+from penstock.reports.ledger_report import report_of_records
+from penstock.reports.loader.report import loader_headlines, loader_sections
+from penstock.reports.queue.report import queue_headlines
 from penstock.reports.queue.simulation import QueueModel, simulate
 
 from ..bench import kit_queue
 from ..bench.kit_loader import record
-from .kit import sized
 
 FAILED = {"status": "crash", "samples_s": {}}
 
@@ -27,14 +28,14 @@ def ladder(*seconds: float, launches: int = 5, threads: int = 2) -> list[Record]
 def queued(read: float, *, iterations: int = 30) -> list[Record]:
     """Reading alone, and a queue of 8 beside a step of a second, as the model foresees them."""
     alone, beside = QueueModel(1, 8, read, 0.0), QueueModel(1, 8, read, 1.0)
-    course = simulate(alone, iterations, in_hand=0)
+    course = simulate(alone, iterations)
     none = {"compute": "none", "compute_time": 0.0}
     return [
         line
         for number in range(2)
         for line in (
-            kit_queue.record(course, number, 0.0, workers=1, queue=8, **none),
-            kit_queue.record(simulate(beside, iterations, in_hand=0), number, queue=8),
+            kit_queue.record(course, number, workers=1, queue=8, **none),
+            kit_queue.record(simulate(beside, iterations), number, queue=8),
         )
     ]
 
@@ -44,6 +45,9 @@ def failed(records: list[Record]) -> list[Record]:
 
 
 def test_the_dearest_step_of_a_loader_is_named_with_what_it_would_give() -> None:
+    records = ladder(0.1, 0.2, 0.3, 0.8, 0.9)[5:]
+    (line,) = loader_headlines(records)
+    assert line in loader_sections(records)[-1].sentences
     (line,) = loader_headlines(ladder(0.1, 0.2, 0.3, 0.8, 0.9))
     assert line == (
         "Bound by scatter (batch 4, 2 threads): 510 ms of 918 ms a batch, 56%; if it cost nothing, "
@@ -81,7 +85,10 @@ def test_the_fastest_loader_is_named() -> None:
     ("read", "said"),
     [
         (2.66, "Bound by reading: a batch comes every 2.66 s [2.66 s - 2.66 s, 42 batches] and a "),
-        (0.5, "Bound by computing: a batch comes every 500 ms and a step takes 1.00 s; the "),
+        (
+            0.5,
+            "Bound by computing: a batch comes every 500 ms [500 ms - 500 ms, 42 batch",
+        ),
     ],
 )
 def test_a_queue_is_bound_by_reading_or_by_computing(read: float, said: str) -> None:
@@ -107,13 +114,10 @@ def test_what_a_queue_lacks_is_said() -> None:
 
 def test_a_kind_of_which_nothing_was_measured_says_so_beside_others() -> None:
     """Steps of a loader count as launches of it, and those of other kinds do not."""
-    lost = failed(ladder(0.1, 0.2, 0.3, 0.8, 0.9))
-    nothing = "Nothing was measured: of 25 launches none was ok (25 crash), so the speed is not "
-    assert loader_headlines([*lost, *sized({(16, 1): 0.1})]) == [f"{nothing}known."]
-    lost = failed(queued(2.66))
-    assert queue_headlines([*lost, *ladder(0.1, 0.2, 0.3, 0.8, 0.9)]) == [
-        f"{nothing.replace('25', '4')}known."
-    ]
-    assert model_headlines([*failed(list(sized({(16, 1): 0.1}))), *queued(2.66)])[0].startswith(
-        "Nothing was measured: of "
-    )
+    steps = ladder(0.1, 0.2, 0.3, 0.8, 0.9)[5:]
+    nothing = "Nothing was measured: of 20 launches none was ok (20 crash), so the speed is not "
+    verdict = report_of_records([*failed(steps), *queued(2.66)], "both").verdict
+    assert verdict[0] == f"{nothing}known." and verdict[1].startswith("Bound by reading")
+    verdict = report_of_records([*failed(queued(2.66)), *steps], "both").verdict
+    assert verdict[0].startswith("Bound by ")
+    assert verdict[1] == f"{nothing.replace('20', '4')}known."

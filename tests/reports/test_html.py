@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 from penstock.base.errors import Refused, UsageError
 from penstock.cli import main
 from penstock.reports import html
-from penstock.reports.content import Chapter, Raw, Report, json_page, markdown_page
+from penstock.reports.content import Chapter, Report, json_page, markdown_page
 from penstock.reports.html import html_page
 from penstock.reports.ledger_report import report_of_records
 from penstock.reports.page import write_report
@@ -87,17 +85,6 @@ def test_the_verdict_of_a_sweep_turns_with_its_records() -> None:
     assert "1 launch]" in report_of_records([alone], "l").verdict[0]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_small_records_are_kept_in_the_page(tmp_path: Path) -> None:
-    path = ledger(tmp_path / "s.jsonl", sized({(32, 1): 4.0}))
-    page = page_of(report_of_records(sized({(32, 1): 4.0}), "s", [path]))
-    (kept,) = (attrs for tag, attrs in page.elements if tag == "a" and "download" in attrs)
-    head, _, packed = kept["href"].partition(",")
-    assert kept["download"] == "s.jsonl.gz" and head == "data:application/gzip;base64"
-    assert gzip.decompress(base64.b64decode(packed)) == path.read_bytes()
-    assert "5 launches" in page.text and page.asked() == []
-
-
 def test_the_three_forms_say_the_same(swept: Report, swept_page: Page) -> None:
     document, page = json_page(swept), swept_page
     markdown = markdown_page(swept, [[] for _ in swept.chapters])
@@ -148,17 +135,19 @@ def test_the_reader_of_pages_sees_what_would_be_asked_for() -> None:
     assert not Page("<a href='#x'><svg><use href='#y'/></svg><img src='data:,'>").asked()
 
 
-def hostile_report() -> Report:
+def hostile_report(folder: Path) -> Report:
+    file = folder / HOSTILE.replace("/", "").replace("\0", "")
+    file.write_text("records")
     section = Section(HOSTILE, [(HOSTILE, "b"), ("1", HOSTILE)], [HOSTILE])
     records = sweep({(32, 1): 4.0}, case={"model": HOSTILE})
     pictures = report_of_records(records, HOSTILE).chapters[0].pictures
     return Report(HOSTILE, [HOSTILE, HOSTILE], [HOSTILE],
                   [Chapter(HOSTILE, [section], pictures, [HOSTILE])],
-                  [Raw(HOSTILE, HOSTILE, HOSTILE)])  # fmt: skip
+                  [file])  # fmt: skip
 
 
-def test_what_others_named_is_text_everywhere() -> None:
-    report = hostile_report()
+def test_what_others_named_is_text_everywhere(tmp_path: Path) -> None:
+    report = hostile_report(tmp_path)
     text = html_page(report)
     page = Page(text)
     assert page.asked() == []
@@ -170,6 +159,7 @@ def test_what_others_named_is_text_everywhere() -> None:
     assert not {char for char in text if not char.isprintable()} - {"\n"}
     assert "{{7*7}}" in page.text and "\\x1b[2J\\x00\\u202e" in page.text
     assert "<script>alert(1)</script>" in page.text  # as text
+    assert f"{tmp_path}/" in page.text and "(7 B)" in page.text
     markdown = markdown_page(report, [[]])
     assert "<script" not in markdown and "](http" not in markdown and "\x1b" not in markdown
 

@@ -74,13 +74,15 @@ def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("undrawn")
 def test_faults_and_what_nothing_is_known_of(tmp_path: Path) -> None:
-    clipped = [{"output": HOSTILE, "dtype": "uint16", "clipped": 500, "values": 1000}]
+    clipped = [
+        {"head": "out", "output": HOSTILE, "dtype": "uint16", "clipped": 500, "values": 1000}
+    ]
     folder = run_folder(tmp_path / "a", READ, clipped=clipped,
                         chunks={"read": 8, "absent": 1}, notes=["a worker died"])  # fmt: skip
     page = page_of(report_of_run(folder))
     scripts = [attrs for tag, attrs in page.elements if tag == "script"]
     assert page.asked() == [] and [a for a in scripts if "data-figure" not in a] == [{}]
-    for said in ("500 of 1,000 values (50.00%) were clipped to uint16", "1 of 8 chunks of the",
+    for said in ("500 of 1,000 values) were outside the range of uint16", "1 of 8 chunks",
                  "a worker died"):  # fmt: skip
         assert said in page.text
     bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "maker": {}})
@@ -88,6 +90,19 @@ def test_faults_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     text = text_of(report_of_run(bare))
     assert "a model that is not known" in text
     assert "How much of the machine it used is not known" in text
+
+
+def test_explain_prints_the_verdict_with_names_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder(tmp_path / "a", READ, run={"name": HOSTILE}, cpu_seconds=12.0)
+    code = main(["explain", str(folder)])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert "\x1b" not in out and "\x00" not in out
+    title, _, verdict, *_ = out.splitlines()
+    assert title == "a" and verdict.startswith("- Bound by read: its 4 threads ")
+    assert main(["explain", str(tmp_path / "nothing")]) == 2
 
 
 # --- what is named ------------------------------------------------------------------------------

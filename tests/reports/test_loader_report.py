@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cli import main
 from penstock.instruments.record import Record
-from penstock.reports.charts.loader_chart import draw_ladders
-from penstock.reports.ledger_report import ladder_pictures, loader_pictures
+from penstock.reports.ledger_report import loader_pictures
 from penstock.reports.loader import cell as loader_cell
 from penstock.reports.loader import report as loader_report
 from penstock.reports.loader import rungs as loader_ladder
+from penstock.reports.loader.report import draw_ladders
 from penstock.reports.table import in_text
 
 from ..bench.kit_loader import record
@@ -51,22 +49,6 @@ def test_a_wait_in_which_an_epoch_begins_is_not_among_the_waits() -> None:
     begun = one.model_copy(update={"facts": {**one.facts, "begun": [2]}})
     assert loader_cell.loader_cells([begun])[0].seconds == pytest.approx(0.75)
     assert loader_cell.loader_cells([one])[0].seconds == pytest.approx(1.0)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
-    """As ``tune loader`` leaves them; beside loaders they are part of theirs."""
-    steps = [*launches(0.2, rung="L1", loader=None), *launches(0.5, rung="L2", loader=None)]
-    ledger = tmp_path / "tuned.jsonl"
-    ledger.write_text("".join(f"{one.line()}\n" for one in steps))
-    assert main(["report", str(ledger)]) == 0
-    page = (tmp_path / "tuned.report" / "report.md").read_text()
-    assert "Cost of a batch, step by step" in page
-    assert "- Bound by decode (batch 4, 2 threads)" in page and "![ladder](ladder.png)" in page
-    ledger.write_text("".join(f"{one.line()}\n" for one in [*steps, *launches(0.6)]))
-    assert main(["report", str(ledger), "--overwrite"]) == 0
-    page = (tmp_path / "tuned.report" / "report.md").read_text()
-    assert page.count("Bound by decode") == 2 and "Cost of a batch, step by step" not in page
 
 
 def test_sections_of_other_machines_name_them_and_nothing_is_compared_across() -> None:
@@ -125,22 +107,6 @@ def test_what_of_a_cold_cache_was_read_again_is_told() -> None:
     assert "again" not in said(cold(0.0)) and "came from memory" not in said(cold(0.0))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "limit"),
-    [
-        ((0.51, 0.52, 0.53, 0.54), "L1"),
-        ((0.12, 0.4, 0.45, 0.46), "L2"),
-        ((0.12, 0.14, 0.15, 0.5), "L4"),
-    ],
-)
-def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> None:
-    records = ladder_records(*seconds)
-    (ladder,) = loader_ladder.ladders_of(records)
-    assert ladder.limiting == limit
-    assert ladder.sentence().startswith(f"Bound by {loader_ladder.RUNGS[limit]} (batch 4, ")
-    assert ladder.sentence() in said(records)
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_a_cell_of_which_a_launch_failed_is_drawn() -> None:
     records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]
@@ -170,7 +136,7 @@ def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:
         "Batches of 4, 2 threads", "Batches of 4, 8 threads",
     ]  # fmt: skip
     late = [r for n in ("L3", "L4") for r in launches(0.5, rung=n, data="s3://b/d")]
-    pictures = ladder_pictures(slow + fast + late)
+    pictures = loader_pictures(slow + fast + late)
     assert [each.name for each in pictures] == ["ladder_1", "ladder_2"]
 
 

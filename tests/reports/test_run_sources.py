@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -196,15 +195,6 @@ def test_a_store_of_mlflow_has_all_metrics(tmp_path: Path) -> None:
     assert curve.places["epoch"].tolist() == [0, 0, 1, 1, 2]
     assert details.metrics["val_loss"] == pytest.approx(1 / 6)
     assert details.metrics["seconds"] == 60.0 == runs["tracked 1"].seconds
-
-
-def test_an_export_of_comet(tmp_path: Path) -> None:
-    rows = [{"metricName": "loss", "metricValue": 1 / n, "timestamp": 1e12 + n, "step": n}
-            for n in range(1, 4)]  # fmt: skip
-    (tmp_path / "comet.json").write_text(json.dumps(rows))
-    catalogue = catalogue_of(tmp_path / "comet.json")
-    assert only(catalogue).kind == "tracked"
-    assert len(catalogue.details(only(catalogue)).curves["loss"].values) == 3
 
 
 # --- whatever lies there --------------------------------------------------------------------------

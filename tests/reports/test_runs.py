@@ -121,15 +121,6 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert {catalogue.details(run).settings["tile"] for run in catalogue.runs} == {"8", "16"}
 
 
-def test_a_ledger_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
-    ledger = ledger_of(tmp_path / "l.ledger", [launch(8), launch(16)])
-    catalogue = catalogue_of(tmp_path)
-    (ledger / "records.jsonl").unlink()
-    ledger_of(ledger, [launch(32)])
-    searched(catalogue)
-    assert [catalogue.details(run).settings["tile"] for run in catalogue.runs] == ["32"]
-
-
 def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
     training(tmp_path / "a")
     catalogue = catalogue_of(tmp_path)

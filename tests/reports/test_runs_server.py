@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.reports.runs.server import names_of
 
 from ..anew import WAYS
 from .kit import launch
@@ -38,20 +36,12 @@ def ours(folder: Path) -> Iterator[Served]:
 # --- in this process ------------------------------------------------------------------------------
 
 
-def test_names_of_a_server() -> None:
-    assert names_of("127.0.0.1") == ["localhost", "127.0.0.1"]
-    assert names_of("Node7") == ["localhost", "127.0.0.1", "node7"]
-    everywhere = names_of("0.0.0.0")
-    assert socket.gethostname().lower() in everywhere and len(everywhere) == len(set(everywhere))
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["absent"], "absent cannot be read: No such file or directory"),
         ([".", "--port", "70000"], "--port 70000: a port is from 0 to 65535"),
         (["s3://bucket/runs"], "FOLDER: a URL was given"),
-        ([".", "--host", "::1"], "--host ::1 --port 5006: "),
     ],
 )
 def test_what_is_asked_wrongly_is_one_sentence(

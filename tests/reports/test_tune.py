@@ -178,18 +178,14 @@ def test_infer_accepts_the_yaml(tmp_path: Path) -> None:
     assert (config.model_type, config.devices) == ("prithvi-refiner-tiny", ("cuda:0",))
 
 
-def test_the_latency_choice_stands_below_as_comments(tmp_path: Path) -> None:
-    advice = recommend(sized(TIMES))
+def test_all_reasons_stand_in_the_file(tmp_path: Path) -> None:
+    records = sized(TIMES) + sized({(512, 1): 90.0}, case={"model": "my.package:net"})
+    advice = recommend([*records, launch(64, case={"model": "bad"}, status="crash")])
     (path,) = write_model_yaml(advice, tmp_path / "bench.yaml")
-    assert read_yaml(path) == by_goal(advice, "throughput").settings
-    settings, comment = path.read_text().split("\n\n")
-    assert all(line.startswith("# ") for line in comment.splitlines())
-    freed = tmp_path / "freed.yaml"
-    lines = [line.removeprefix("# ") for line in comment.splitlines()]
-    freed.write_text("\n".join(lines[next(i for i, x in enumerate(lines) if x[:6] == "model_") :]))
-    assert read_yaml(freed) == by_goal(advice, "latency").settings
-    for part, choice in ((settings, advice.choices[1]), (comment, advice.choices[0])):
-        assert choice.sentence in " ".join(line.removeprefix("# ") for line in part.splitlines())
+    assert read_yaml(path) == advice.choices[1].settings, "those for throughput of the first model"
+    comments = " ".join(line.removeprefix("# ") for line in path.read_text().splitlines())
+    assert all(line in comments for line in advice.lines)
+    assert "bad, inference, cpu: Left out, a launch failed: 64, batch 1." in advice.notes
 
 
 @pytest.mark.parametrize(
@@ -202,19 +198,18 @@ def test_amp_in_the_words_of_infer(case: dict[str, Any], amp: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["inference", "train"])
-@pytest.mark.parametrize("tf32", [False, True, None])
-def test_tf32_as_it_was_measured(mode: str, tf32: bool | None, tmp_path: Path) -> None:
-    """A ledger from before there was the knob says nothing of it."""
-    case = {"mode": mode, "device": "cuda:0"} | ({} if tf32 is None else {"tf32": tf32})
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_as_it_was_measured(mode: str, tf32: bool, tmp_path: Path) -> None:
+    case = {"mode": mode, "device": "cuda:0", "tf32": tf32}
     records = sweep({(256, 1): 30.0}, launches=1, case=case)
     (path,) = write_model_yaml(recommend(records), tmp_path / "bench.yaml")
     settings = read_yaml(path)
-    assert settings.get("tf32") == tf32 and ("tf32" in settings) == (tf32 is not None)
+    assert settings["tf32"] is tf32
     if mode == "train":
-        assert build(TrainConfig, TRAIN_DEFAULTS["pairs"], settings).tf32 is bool(tf32)
+        assert build(TrainConfig, TRAIN_DEFAULTS["pairs"], settings).tf32 is tf32
     else:
         more = {"in_spec": "in.zarr", "out_spec": "out.zarr"}
-        assert build(InferConfig, settings, more).tf32 is bool(tf32)
+        assert build(InferConfig, settings, more).tf32 is tf32
 
 
 def test_infer_has_no_other_dtype() -> None:
@@ -234,15 +229,6 @@ def test_settings_for_training(tmp_path: Path) -> None:
         "device": "cpu", "dtype": "float32", "amp": False, "compile": True,
         "channels_last": False, "checkpointing": True,
     }  # fmt: skip
-
-
-def test_the_settings_of_other_models_are_comments(tmp_path: Path) -> None:
-    records = sized(TIMES) + sized({(512, 1): 90.0}, case={"model": "my.package:net"})
-    advice = recommend([*records, launch(64, case={"model": "bad"}, status="crash")])
-    (path,) = write_model_yaml(advice, tmp_path / "bench.yaml")
-    assert read_yaml(path)["model_type"] == "prithvi-refiner-tiny"
-    assert "# model_type: my.package:net" in path.read_text()
-    assert "bad, inference, cpu: Left out, a launch failed: 64, batch 1." in advice.notes
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

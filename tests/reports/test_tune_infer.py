@@ -88,16 +88,7 @@ def test_settings_for_a_job_of_ones_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main("generate volume in.ome.zarr --shape 8 48 48".split()) == 0
-    words = [
-        "in.ome.zarr",
-        "out.ome.zarr",
-        "--model",
-        "identity",
-        "--patch",
-        "16",
-        "--overlap",
-        "4",
-    ]
+    words = "in.ome.zarr out.ome.zarr --model identity --patch 16 --overlap 4".split()
     tuned = ["--output", "fast.yaml", "--launch-seconds", "0.01", "--most-seconds", "1"]
     assert main(["tune", "infer", *words, *tuned]) == 0
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""``penstock tune loader``: the least that feeds a step, or the ceiling, from made-up launches."""
+"""``penstock tune loader``: the least that feeds a step, from made-up launches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock.base.config.bench import BenchQueueConfig, TuneLoaderConfig
+from penstock.base.config.bench import BenchLoaderConfig, BenchQueueConfig, TuneLoaderConfig
 from penstock.base.config.data import LoaderConfig
 from penstock.base.config.flags import add_flags, from_flags
 from penstock.base.config.knobs import build
@@ -23,11 +23,9 @@ from penstock.bench.scenarios.queue import FromLoader
 from penstock.cli import main
 from penstock.cli.tune import fitting, threads_of
 from penstock.loading.loader import Loader
-from penstock.reports.loader.cell import LoaderCell
 from penstock.reports.tune.loader_advice import (
     Goal,
     ReadAlone,
-    fastest_rungs,
     flags_of,
     readings_of,
     recommend_loader,
@@ -52,17 +50,6 @@ def uneven(workers: int, short: float, long: float, every: int) -> ReadAlone:
     series = np.full(20, short)
     series[every - 1 :: every] = long
     return ReadAlone(workers, (series, series))
-
-
-def rung(
-    name: str, seconds: float, launches: int = 3, threads: int = 4, resident: float | None = None
-) -> LoaderCell:
-    case = {"rung": name, "batch": 16, "threads": threads, "data": "d"}
-    times = [{"step": (seconds, seconds * (1 + number / 100))} for number in range(launches)]
-    facts = {"resident": resident}
-    return LoaderCell(
-        tuple(made_record("ladder", case, n, samples_s=t, facts=facts) for n, t in enumerate(times))
-    )
 
 
 @pytest.mark.parametrize(
@@ -98,62 +85,14 @@ def test_the_reasons_have_their_numbers_and_intervals() -> None:
     )
 
 
-def ladder(*seconds: float, **how: Any) -> dict[str, LoaderCell]:
-    return {f"L{n}": rung(f"L{n}", each, **how) for n, each in enumerate(seconds, 1)}
-
-
-@pytest.mark.parametrize(
-    ("rungs", "said"),
-    [
-        (ladder(0.4, 0.5, 0.6), "The ceiling is storage: files alone take 40"),
-        (ladder(0.1, 0.5, 0.6), "The ceiling is decode: files and decode alone take 50"),
-        (ladder(0.1, 0.2, 0.6), "The ceiling is scatter: files, decode and scatter alone take 60"),
-        (ladder(0.3, 0.15, 0.5), "The ceiling is scatter"),  # one that a later one beats is none
-        (ladder(0.1, 0.15, 0.2), "No ceiling forbids it: files, decode and scatter take 20"),
-        (ladder(0.5, 0.5, 0.5, launches=1), "and one launch is too few."),
-        (ladder(0.4, resident=1.0), "The ceiling is reading files, though they are in the page ca"),
-        (ladder(0.4, resident=0.4), "The ceiling is storage, with 40 % of it in the page cache: "),
-    ],
-)
-def test_the_first_rung_that_is_too_slow_is_the_ceiling(
-    rungs: dict[str, LoaderCell], said: str
-) -> None:
-    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
+def test_what_nothing_feeds_says_by_how_much() -> None:
+    advice = recommend_loader([steady(1, 0.9), steady(4, 0.8)], GOAL, (1, 2), 2**20)
     assert advice.settings is None
-    assert advice.sentences[0] == (
+    (sentence,) = advice.sentences
+    assert sentence == (
         "Nothing keeps steps of 200 ms fed: at best, with 4 workers, a batch of 16 comes every "
         "800 ms [800 ms - 800 ms, 60 batches], and 222 ms is needed: 3.60 times too slow."
     )
-    assert said in advice.sentences[1]
-
-
-def test_a_part_that_took_longer_than_the_whole_is_noise_and_no_ceiling() -> None:
-    """The loader made a batch in 800 ms, and scatter alone took a second."""
-    rungs = ladder(0.1, 0.2, 1.0)
-    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
-    sentence = advice.sentences[1]
-    assert sentence.startswith("No ceiling is named: files, decode and scatter alone took 1.0")
-    assert "and the whole loader 800 ms [800 ms - 800 ms, 60 batches]. A part that" in sentence
-    assert "The ceiling is" not in sentence
-    # What was measured below the whole is a ceiling still.
-    rungs["L2"] = rung("L2", 0.7)
-    sentence = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs).sentences[1]
-    assert sentence.startswith("The ceiling is decode: files and decode alone take 70")
-    assert "3 launches] for a batch at best, with 4 workers" in sentence
-
-
-def test_a_ceiling_is_taken_with_the_threads_that_are_best_for_it() -> None:
-    fastest = fastest_rungs(
-        [rung("L1", 0.4, threads=1), rung("L1", 0.1, threads=2), rung("L2", 0.2, threads=1),
-         rung("L2", 0.3, threads=2), rung("L3", 0.1, launches=0)]
-    )  # fmt: skip
-    assert {name: cell.threads for name, cell in fastest.items()} == {"L1": 2, "L2": 1}
-
-
-def test_without_a_ladder_the_ceiling_is_not_claimed() -> None:
-    advice = recommend_loader([steady(1, 0.4)], GOAL, (1,), 2**20)
-    assert "is not known" in advice.sentences[1]
-    assert "1.80 times as fast" in advice.sentences[1]
 
 
 def test_what_is_quick_enough_and_too_uneven_says_so() -> None:
@@ -167,7 +106,7 @@ def test_what_is_quick_enough_and_too_uneven_says_so() -> None:
 def test_readings_leave_out_what_was_read_beforehand() -> None:
     case = {"compute": "none", "workers": 2, "queue": 2, "batch": 4}
     seconds = (0.0, 0.0, 0.1, 1.0, 1.0, 1.0)
-    facts = {"compute_s": 0.0, "left": [1, 0, 0, 0, 0, 0]}
+    facts = {"left": [1, 0, 0, 0, 0, 0]}
     record = made_record("queue", case, samples_s={"step": seconds}, facts=facts)
     other = record.model_copy(update={"case": {**case, "compute": "sleep"}})
     (reading,) = readings_of([record, other])
@@ -177,13 +116,15 @@ def test_readings_leave_out_what_was_read_beforehand() -> None:
 
 def test_the_file_is_one_that_a_loader_takes(tmp_path: Path) -> None:
     advice = recommend_loader([steady(2, 0.1)], GOAL, (1, 2), 2**20)
-    write_settings_yaml(advice, tmp_path / "deep" / "loader.yaml")
-    text = (tmp_path / "deep" / "loader.yaml").read_text()
+    file = tmp_path / "deep" / "loader.yaml"
+    assert advice.settings is not None
+    write_settings_yaml("--output", advice.settings, advice.sentences, file, False)
+    text = file.read_text()
     assert text.startswith("# 2 workers and a queue of 1 keep steps of 200 ms fed")
     settings = yaml.safe_load(text)
     assert build(LoaderConfig, settings).workers == 2
     with pytest.raises(UsageError, match="it is a folder"):
-        write_settings_yaml(advice, tmp_path)
+        write_settings_yaml("--output", advice.settings, (), tmp_path, False)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +248,12 @@ def test_a_loader_is_tuned_from_end_to_end(
     command = ["tune", "loader", data, *flags.split(), "--output", str(out)]
     assert main([*command, "--step-time", "2=1e-6"]) == 1
     said = capsys.readouterr().out
-    assert "Nothing keeps steps of 0.00100 ms fed" in said and "eiling" in said
+    assert "Nothing keeps steps of 0.00100 ms fed" in said
+    words = shlex.split(said.partition("limits it:")[2].partition("\n\n")[0])
+    assert words[:4] == ["penstock", "bench", "loader", data]
+    parser = argparse.ArgumentParser()
+    add_flags(parser, BenchLoaderConfig)
+    assert from_flags(BenchLoaderConfig, parser.parse_args(words[4:])).threads == (1,)
     assert not out.exists()
     assert main([*command, "--step-time", "2=5"]) == 0
     assert yaml.safe_load(out.read_text())["batch_size"] == 2

@@ -19,7 +19,7 @@ from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete, UsageError
 from penstock.base.threads import usable_cores
 from penstock.cli import main
-from penstock.reports.training.detections import read_detections
+from penstock.reports.training.pictures import read_detections
 
 from .kit import assert_same, forked_ranks, kill_at, lighten, train_workload, weights
 

@@ -1,116 +1,21 @@
-"""Measures the limits of a machine: its noise, and the largest batches of a model.
-
-The noise floor is the difference between two measurements of the same work (A/A): launches of one
-case in the order A B B A, compared as if A and B were two cases. A difference that is not larger
-than the noise says nothing.
-
-    noise   the 95 % interval of the ratio A/A; its farther end from 1 is the threshold
-
-Its launches are kept as records in a ledger in the user's cache.
-"""
+"""The largest batches of a model: each trial is a launch, a fresh process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ..base import cache_folder
 from ..instruments import (
     Ledger,
     Record,
     available_memory,
-    hierarchical_bootstrap_ratio,
-    launch_medians,
 )
 from .boundary import Limit, Trial, find_limits, pixels_of
-from .launch.launcher import in_turn
-from .launch.request import LaunchRequest
+from .launch.request import Launch
 from .launch.supervisor import run_launch
-from .launch.sweep import run_sweep
 
-Runner = Callable[..., Record]
-"""A function with the arguments of `run_launch`."""
-
-RULES: Mapping[str, float] = {"seconds": 0.5, "warmup_seconds": 0.5, "precision": 0.01}
-"""The rules of a launch."""
-LAUNCHES = 6
-"""The launches of an A/A run, of both sides."""
-TIMEOUT_S = 120.0
 TOLERANCE = 0.01
 """The share of a batch by which the largest that fits may be too small: each launch takes time."""
-DRAWS = 10_000
-SEED = 0
-
-
-def default_ledger() -> Ledger:
-    """The ledger in the user's cache."""
-    return Ledger(cache_folder() / "doctor.ledger")
-
-
-def noise_floor(
-    device: str,
-    ledger: Ledger,
-    run: Runner = run_launch,
-) -> dict[str, Any]:
-    """Measure the difference between launches of the same work on this machine.
-
-    Args:
-        device: ``cpu``, ``cuda:0`` or ``mps``.
-        ledger: takes the records.
-        run: runs one launch.
-
-    Returns:
-        ``n``, the number of launches; ``disturbed``, the number of those that began beside busy
-        processes of others; ``spread``, slowest over fastest minus 1; ``ratio``, ``low`` and
-        ``high`` of A over A; ``threshold``; and a ``note`` on why these are None.
-    """
-    # A product that takes some milliseconds, like a step of a small network.
-    case = {"device": device, "dtype": "float32", "size": 512 if device == "cpu" else 4096}
-    records = run_sweep(
-        "matmul",
-        [case],
-        LAUNCHES,
-        ledger,
-        rules=RULES,
-        timeout_s=TIMEOUT_S,
-        memory_limit=None,
-        seed=SEED,
-        resume=False,
-        launcher=partial(in_turn, run=run),
-    )
-    return _noise(records)
-
-
-def _noise(records: Sequence[Record]) -> dict[str, Any]:
-    a, b = (  # by turns A B B A
-        [r.samples_s["step"] for r in records if r.ok and r.launch % 4 in turns]
-        for turns in ((0, 3), (1, 2))
-    )
-    loads = (record.environment.get("load", {}) for record in records)
-    disturbed = sum(bool(load.get("busy_processes")) for load in loads)
-    if min(len(a), len(b)) < 2:
-        failure = next((record.error for record in records if record.error), None)
-        why = failure.message if failure else f"{len(a) + len(b)} launches cannot tell"
-        empty = dict.fromkeys(("spread", "ratio", "low", "high", "threshold"))
-        return empty | {"n": len(a) + len(b), "disturbed": disturbed, "note": why}
-    medians = launch_medians([*a, *b])
-    ratio = hierarchical_bootstrap_ratio(a, b, DRAWS, np.random.default_rng(SEED))
-    assert ratio.low is not None and ratio.high is not None  # two launches on each side
-    return {
-        "n": len(medians),
-        "disturbed": disturbed,
-        "spread": float(medians.max() / medians.min()) - 1,
-        "ratio": ratio.value,
-        "low": ratio.low,
-        "high": ratio.high,
-        "threshold": max(ratio.high, 1 / ratio.low) - 1,
-        "note": "",
-    }
-
-
 _TRY = {
     "seconds": 1e-6, "precision": 0.5, "min_samples": 1, "warmup_seconds": 1e-6, "warmup_samples": 1
 }  # fmt: skip
@@ -127,7 +32,7 @@ def model_limits(
     *,
     timeout_s: float,
     device_memory: int | None = None,
-    run: Runner = run_launch,
+    run: Callable[[Launch], Record] = run_launch,
     report: Callable[[Record], None] = lambda record: None,
 ) -> list[Limit]:
     """Find the largest batch of each tile of a model; each trial is a fresh process.
@@ -156,14 +61,14 @@ def model_limits(
         budget = available_memory()
 
     def fits(tile: str, batch: int) -> Trial:
-        request = LaunchRequest(
-            scenario="model",
-            case={**case, "tile": tile, "batch": batch, "budget": budget},
+        launch = Launch(
+            "model",
+            {**case, "tile": tile, "batch": batch, "budget": budget},
+            timeout_s,
             rules=_TRY,
             memory_limit=budget if on_cpu else None,
         )
-        record = run(request, launch=0, order=None, timeout_s=timeout_s)
-        record = ledger.append(record)
+        record = ledger.append(run(launch))
         report(record)
         return _trial(record, budget or device_memory)
 

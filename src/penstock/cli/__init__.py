@@ -53,7 +53,7 @@ VERBS = {
     "report": "make a page of a ledger: tables, sentences, figures",
     "dashboard": "compare runs in a browser, while they go on and after",
     "plot": "draw the figures of metrics or of a benchmark's CSV",
-    "doctor": "say what this machine is, what limits it, how noisy it is",
+    "doctor": "say what this machine is, and what limits it",
 }
 EXTRAS = {
     "train": "train", "suite": "train", "predict": "train", "launch": "train", "dashboard": "plot",

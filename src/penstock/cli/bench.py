@@ -29,11 +29,11 @@ from ..bench import (
     Case,
     Launcher,
     budget_note,
+    case_namer,
     check_budget,
     check_same_work,
     checked_model_cases,
     launches_of,
-    model_case_namer,
     model_cases,
     model_limits,
 )
@@ -137,7 +137,7 @@ def _launched(
         config,
         ledger,
         rules={"seconds": config.launch_seconds, "precision": config.precision},
-        name=model_case_namer(cases),
+        name=case_namer(cases, "tile", "batch"),
         outcome=step_outcome,
         launches=launches,
         # On a GPU, torch's allocator enforces the budget, not the kernel.
@@ -167,7 +167,7 @@ def _find_limit(
     variants = group_by(
         zip(cases, facts, strict=True), lambda pair: canonical({**pair[0], "tile": 0, "batch": 0})
     )
-    name = model_case_namer([same[0][0] for same in variants.values()])
+    name = case_namer([same[0][0] for same in variants.values()], "tile", "batch")
 
     def tell(tried: list[Record], record: Record) -> None:
         tried.append(record)

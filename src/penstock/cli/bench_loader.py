@@ -14,12 +14,12 @@ from typing import Any
 from ..base import BenchLoaderConfig, add_flags, format_seconds, from_flags, plural
 from ..bench import (
     Launcher,
+    case_namer,
     checked_loader_cases,
     ladder_cases,
     launches_of,
-    loader_case_name,
     loader_cases,
-    loader_rules,
+    series_rules,
 )
 from ..instruments import Ledger, Record
 from ..reports import LOADER_NEEDS, append_csv, in_text, loader_sections
@@ -72,8 +72,8 @@ def _sweep(
         cases,
         config,
         ledger,
-        rules=loader_rules(config.batches, config.warmup),
-        name=loader_case_name,
+        rules=series_rules(config.batches, config.warmup),
+        name=case_namer(cases, "batch", "threads"),
         outcome=_outcome,
         launches=launches,
         launcher=launcher,

@@ -1,7 +1,7 @@
 """``penstock bench queue DATA``: how long a queue between a loader and a step keeps the step fed.
 
 workers x queue sizes -> cases, and for each number of workers one that only reads -> sweep
--> CSV, table with the prediction, the seed's table, figure
+-> CSV, table with the prediction, figure
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..base import (
 )
 from ..bench import (
     ask_worker,
+    case_namer,
     lacks_package,
     launches_of,
-    queue_case_name,
     queue_cases,
-    queue_rules,
+    series_rules,
 )
 from ..instruments import Record
 from ..reports import (
@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
             cases,
             config,
             ledger,
-            rules=queue_rules(config.iterations),
-            name=queue_case_name,
+            rules=series_rules(config.iterations),
+            name=case_namer(cases, "workers", "queue"),
             outcome=outcome,
             launches=launches,
             launcher=launcher,

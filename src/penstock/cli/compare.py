@@ -30,13 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sides = "a ledger (a folder or .jsonl), a run, or a folder of these"
     parser.add_argument("a", metavar="A", help=f"before: {sides}")
     parser.add_argument("b", metavar="B", help="after")
-    _add_limits(parser)
     parser.add_argument(
-        "--confidence",
-        type=float,
-        default=0.95,
+        "--fail-if-slower",
         metavar="X",
-        help="confidence of intervals and verdicts (default: 0.95)",
+        help="a gate: the change that matters, 5%% or 0.05 (default: the noise within the "
+        "launches, by A/A); exit code 3 if it stays uncertain",
     )
     parser.add_argument(
         "--metric",
@@ -56,23 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=Path, metavar="PAGE", help="also write a page that compares the runs"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the resampling (default: 0)")
     add_flags(parser, Overwriting)
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    limits = parser.add_mutually_exclusive_group()
-    limits.add_argument(
-        "--threshold",
-        type=float,
-        metavar="X",
-        help="change that matters, 0.05 for 5 %% (default: the noise within the launches, by A/A)",
-    )
-    limits.add_argument(
-        "--fail-if-slower",
-        metavar="X",
-        help="a gate: the change that matters, 5%% or 0.05; exit code 3 if it stays uncertain",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,11 +72,8 @@ def run(args: argparse.Namespace) -> int:
         report_of_comparison,
     )
 
-    threshold = _threshold(args)
-    if not 0.5 <= args.confidence < 1:
-        raise UsageError(f"--confidence {args.confidence} must be from 0.5 to below 1")
-    if args.seed < 0:
-        raise UsageError(f"--seed {args.seed} must be 0 or more")
+    limit = args.fail_if_slower
+    threshold = None if limit is None else share_of_text("--fail-if-slower", limit)
     replace = from_flags(Overwriting, args).overwrite
     inputs = [path for path in (Path(args.a), Path(args.b)) if path.exists()]
     outputs = [(flag, getattr(args, flag[2:])) for flag in ("--json", "--markdown", "--html")]
@@ -109,10 +88,8 @@ def run(args: argparse.Namespace) -> int:
     comparison = compare_records(
         *sides,
         threshold=threshold,
-        confidence=args.confidence,
         anyway=args.anyway,
         metric=args.metric or ("sample" if scenarios == {"training"} else "step"),
-        seed=args.seed,
         detailed=not scenarios.isdisjoint(RUN_SCENARIOS),
     )
     undecided = comparison.undecided if args.fail_if_slower else []
@@ -130,15 +107,6 @@ def run(args: argparse.Namespace) -> int:
     sections = (clipped(each) for chapter in report.chapters for each in chapter.sections)
     print(*in_text(sections), "", *report.about, *report.verdict[::-1], sep="\n")
     return 1 if comparison.regressed else 3 if undecided else 0
-
-
-def _threshold(args: argparse.Namespace) -> float | None:
-    """The smallest change that matters, if one was given."""
-    if args.fail_if_slower is not None:
-        return share_of_text("--fail-if-slower", args.fail_if_slower)
-    if args.threshold is not None and not args.threshold > 0:
-        raise UsageError(f"--threshold {args.threshold} must be more than 0, such as 0.05 for 5 %")
-    return args.threshold
 
 
 def share_of_text(flag: str, text: str) -> float:

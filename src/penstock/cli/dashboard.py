@@ -27,12 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "MLflow; or one of these, or an export of Comet",
     )
     parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="the address to listen on (default: this machine alone). Whoever reaches another "
-        "address can read all that is shown: there is no login",
-    )
-    parser.add_argument(
         "--port", type=int, default=PORT, help=f"the port; 0 for any that is free (default: {PORT})"
     )
 
@@ -56,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     def about() -> Report:
         return _about(args.folders, len(catalogue.runs))
 
-    serve_runs(catalogue, about, args.host, args.port, say)
+    serve_runs(catalogue, about, args.port, say)
     return 0
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from ..base import BenchModelConfig, Overwriting, UsageError, add_flags, from_flags, system_errors
-from ..reports import plot_bench, plot_gpu_metrics, plot_metrics
+from ..reports import plot_bench, plot_metrics
 
 EXAMPLES = """
 penstock plot metrics.json --mean --smooth 50 --out results/sys_plot
@@ -58,37 +57,30 @@ def run(args: argparse.Namespace) -> int:
     file: Path = args.file or args.input or _usual()
     prefix = args.out or (args.output or file).with_suffix("")
     replace = from_flags(Overwriting, args).overwrite
-    kind = kind_of(file)
-    if kind not in ("metrics", "gpu") and (args.mean or args.smooth != 1):
+    is_bench = holds_benchmark(file)
+    if is_bench and (args.mean or args.smooth != 1):
         raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")
-    draw: dict[str, Callable[..., list[Path]]] = {
-        "bench": plot_bench,
-        "metrics": partial(plot_metrics, mean=args.mean, smooth=args.smooth),
-        "gpu": partial(plot_gpu_metrics, mean=args.mean, smooth=args.smooth),
-    }
+    draw = plot_bench if is_bench else partial(plot_metrics, mean=args.mean, smooth=args.smooth)
     with system_errors(f"{prefix} cannot be written"):
-        print(*draw[kind](file, prefix, replace=replace), sep="\n")
+        print(*draw(file, prefix, replace=replace), sep="\n")
     return 0
 
 
-def kind_of(path: Path) -> str:
-    """The kind of a file, decided by its first line.
+def holds_benchmark(path: Path) -> bool:
+    """Whether a file is the CSV of a benchmark of models, or else metrics, by its first line.
 
-    ``metrics``: the rows of a run, or ``metrics.json``. ``bench``: the CSV of a benchmark of
-    models. ``gpu``: the log of nvidia-smi.
+    Raises `UsageError` if it is neither.
     """
     with (
         system_errors(f"{path} cannot be read"),
         path.open(encoding="utf-8-sig", errors="replace") as file,
     ):
         first = file.readline(65536).strip()
-    if first.startswith("{"):
-        return "metrics"
     names = {name.strip('"') for name in first.split(",")}
     if {"tile_size", "batch_size"} <= names:
-        return "bench"
-    if first.startswith("timestamp") and "," in first:
-        return "gpu"
+        return True
+    if first.startswith("{") or (first.startswith("timestamp") and "," in first):
+        return False
     raise UsageError(
         f"{path} begins with {first[:60]!r}; plot knows metrics (.jsonl rows, metrics.json), "
         "the CSV of bench model (tile_size, batch_size, ...), and gpu (the CSV of nvidia-smi "

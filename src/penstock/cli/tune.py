@@ -2,20 +2,17 @@
 
 ``penstock tune loader DATA --step-time 0.2``: settings that keep the accelerator fed.
 
-memory -> queues that fit -> short launches that only read, by threads -> fed? settings as YAML
-and if not:                         the ladder's rungs -> the ceiling in a sentence
+memory -> queues that fit -> short launches that only read, by threads -> settings as YAML
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..base import (
-    BenchLoaderConfig,
     LoaderConfig,
     TuneLoaderConfig,
     UsageError,
@@ -28,35 +25,20 @@ from ..base import (
     from_flags,
     usable_cores,
 )
-from ..bench import (
-    ladder_cases,
-    loader_case_name,
-    loader_cases,
-    loader_rules,
-    queue_case_name,
-    queue_rules,
-    reading_alone,
-)
-from ..instruments import Ledger, Record, available_memory
+from ..bench import case_namer, reading_alone, series_rules
+from ..instruments import Ledger, available_memory
 from ..reports import (
-    CEILINGS,
-    Advice,
     Goal,
-    LoaderCell,
     ReadAlone,
-    fastest_rungs,
     flags_of,
-    loader_cells,
     readings_of,
     recommend_loader,
     write_settings_yaml,
 )
 from . import tune_infer
 from .bench_queue import outcome
-from .benchmarks import Name, check_ledger, labelled, print_written, sweep
+from .benchmarks import check_ledger, labelled, print_written, sweep
 
-LEAST_LAUNCHES = 3
-"""Fewest launches of each part of a loader before one part is called the ceiling."""
 UTILISATION = 0.9
 """Share of the time that the accelerator must be computing: MLPerf Storage asks for 0.9 of most
 workloads."""
@@ -100,20 +82,22 @@ def run(args: argparse.Namespace) -> int:
     print(f"Batches of {goal.batch}, steps of {format_seconds(goal.step_s)}:")
     reads = _readings(args.data, config, max(fit.memory), ledger)
     advice = recommend_loader(reads, goal, list(fit.memory), fit.batch_bytes)
-    fastest = min(reads, key=lambda reading: reading.interval.value)
-    if advice.settings is None and fastest.interval.value > goal.most_s:
-        rungs = _rungs(args.data, config, fastest.workers, ledger)
-        advice = recommend_loader(reads, goal, list(fit.memory), fit.batch_bytes, rungs)
     settings = advice.settings
     if settings is None:
-        print("", *advice.sentences, "", f"Written: {ledger.path}", sep="\n")
+        threads = min(reads, key=lambda reading: reading.interval.value).workers
+        limit = f"penstock bench loader {shlex.quote(args.data)} --loaders penstock"
+        limit += f" --batch-sizes {goal.batch} --threads {threads} --shuffle {config.shuffle}"
+        if config.patch:
+            limit += f" --patch {' '.join(map(str, config.patch))}"
+        print("", *advice.sentences, "", "Which step of reading limits it:", f"  {limit}", sep="\n")
+        print_written([ledger.path])
         return 1
     if config.missing != "error":  # the default of a loader
         settings = {**settings, "missing": config.missing}
     build(LoaderConfig, settings)  # check that a loader takes these settings
     memory = format_bytes(fit.memory[settings["queue"]])
     sentences = (*advice.sentences, f"In all the loader takes {memory} of memory.")
-    write_settings_yaml(Advice(settings, sentences), config.output, config.overwrite)
+    write_settings_yaml("--output", settings, sentences, config.output, config.overwrite)
     flags = flags_of(settings, goal.step_s, args.data)
     print("", *sentences, "", "As flags:", *(f"  {line}" for line in flags), sep="\n")
     print_written([config.output, ledger.path])
@@ -138,7 +122,16 @@ def _readings(data: str, config: TuneLoaderConfig, deepest: int, ledger: Ledger)
         )
         for workers in threads_of(config)
     ]
-    records = _sweep("queue", cases, config, ledger, queue_rules(iterations), queue_case_name)
+    records = sweep(
+        "queue",
+        cases,
+        config,
+        ledger,
+        rules=series_rules(iterations),
+        name=case_namer(cases, "workers"),
+        outcome=outcome,
+        launches=config.launches,
+    )
     if not (reads := readings_of(records)):
         failure = next((record.error for record in records if record.error is not None), None)
         raise UsageError(f"{data}: {failure.message if failure else 'nothing was measured'}")
@@ -187,47 +180,3 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> Fit:
             f"{format_bytes(size)} each, and what reading them takes: give a smaller --batch-size"
         )
     return Fit(size, fits)
-
-
-def _rungs(
-    data: str, config: TuneLoaderConfig, workers: int, ledger: Ledger
-) -> dict[str, LoaderCell]:
-    """Launch reading, decoding and scattering alone if DATA is a packed data set on this
-    machine."""
-    if not Path(data, "dataset.json").is_file():
-        return {}
-    # Reading files may need more threads than the fastest loader has.
-    threads = sorted({workers, max(threads_of(config))})
-    config = config.model_copy(update={"launches": max(config.launches, LEAST_LAUNCHES)})
-    whole = build(
-        BenchLoaderConfig,
-        {"loaders": "penstock", "batch_sizes": config.batch, "threads": threads, "cache": "as-is"},
-        {"batches": config.batches, "warmup": 1, "shuffle": config.shuffle},
-        {"seed": config.seed, "patch": config.patch},
-    )
-    cases = ladder_cases(loader_cases(whole, data), tuple(CEILINGS))
-    rules = loader_rules(config.batches, warmup=1)
-    records = _sweep(
-        "ladder", cases, config, ledger, rules, lambda c: f"ladder {loader_case_name(c)}"
-    )
-    return fastest_rungs(loader_cells(records, "ladder"))
-
-
-def _sweep(
-    scenario: str,
-    cases: list[dict[str, Any]],
-    config: TuneLoaderConfig,
-    ledger: Ledger,
-    rules: Mapping[str, Any],
-    name: Name,
-) -> list[Record]:
-    return sweep(
-        scenario,
-        cases,
-        config,
-        ledger,
-        rules=rules,
-        name=name,
-        outcome=outcome,
-        launches=config.launches,
-    )

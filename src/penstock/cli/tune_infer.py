@@ -24,21 +24,20 @@ from ..base import (
     from_flags,
 )
 from ..bench import (
-    LaunchRequest,
+    Launch,
     ask_worker,
     halved,
     infer_case,
     infer_case_name,
-    infer_rules,
     job_settings,
     other_cases,
     patch_cases,
     run_launch,
+    series_rules,
 )
 from ..instruments import Ledger, Record
 from ..models import check_model_name
 from ..reports import (
-    Advice,
     TriedSettings,
     best_trial,
     prediction,
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     sentence = prediction(best)
     settings = job_settings(config) | best.case["settings"]
     places = {name: settings.pop(name) for name in ("in_spec", "out_spec")}
-    write_settings_yaml(Advice(settings, (sentence,)), config.output, config.overwrite)
+    write_settings_yaml("--output", settings, (sentence,), config.output, config.overwrite)
     print("", f"{sentence}.", "", "To run it:", sep="\n")
     print(f"  {_command(places, config.output)}")
     print_written([config.output, ledger.path])
@@ -92,8 +91,8 @@ def _race(
     def measure(case: Mapping[str, Any], number: int) -> Record:
         nonlocal longest
         began = time.monotonic()
-        request = LaunchRequest("infer", case, rules=infer_rules())
-        record = run_launch(request, launch=number, order=None, timeout_s=config.timeout)
+        launch = Launch("infer", case, config.timeout, number, rules=series_rules(2))
+        record = run_launch(launch)
         longest = max(longest, time.monotonic() - began)
         say(f"{infer_case_name(case)}, launch {number}: {ended(record, _outcome)}")
         return ledger.append(record)

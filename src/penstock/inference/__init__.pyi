@@ -3,6 +3,7 @@ from .objects.doubtful_objects import Cutout as Cutout
 from .objects.doubtful_objects import PlaneEnds as PlaneEnds
 from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
+from .opening.heads import Clipped as Clipped
 from .opening.job import Job as Job
 from .opening.plans import plan_inference as plan_inference
 from .opening.plans import plan_job as plan_job

@@ -41,6 +41,8 @@ from .spans import Probe as Probe
 from .spans import Seconds as Seconds
 from .spans import StageTotals as StageTotals
 from .spans import bottleneck as bottleneck
+from .spans import peak_of_ranks as peak_of_ranks
+from .spans import phases_of_ranks as phases_of_ranks
 from .stats.intervals import CONFIDENCE as CONFIDENCE
 from .stats.intervals import Interval as Interval
 from .stats.intervals import Resampled as Resampled

@@ -283,3 +283,31 @@ class DevicePhaseTimer(PhaseTimer):
 
     def _between(self, before: Any, after: Any) -> float:
         return float(before.elapsed_time(after)) / 1e3
+
+
+def phases_of_ranks(results: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each phase of a training over all steps, mean over ranks.
+
+    Args:
+        results: The results of a training, which may be unfinished.
+
+    Returns:
+        The seconds by phase, without the phases that no rank timed.
+    """
+    ranks = [rank.get("phases") or {} for rank in results.get("ranks") or ()]
+    totals = {name: [r[name]["total_s"] for r in ranks if r.get(name)] for name in PHASES}
+    return {name: sum(each) / len(each) for name, each in totals.items() if each}
+
+
+def peak_of_ranks(results: Mapping[str, Any], name: str) -> int | None:
+    """The highest peak of memory of any rank.
+
+    Args:
+        results: The results of a training, which may be unfinished.
+        name: The peak, such as ``device_peak``.
+
+    Returns:
+        Bytes; None if no rank has it.
+    """
+    memories = (rank.get("memory") or {} for rank in results.get("ranks") or ())
+    return max((memory[name] for memory in memories if memory.get(name)), default=None)

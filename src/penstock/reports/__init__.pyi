@@ -3,7 +3,6 @@ from .charts.chart import Figure as Figure
 from .charts.chart import Panel as Panel
 from .charts.chart import Series as Series
 from .charts.chart import before_after_figure as before_after_figure
-from .charts.metrics import plot_gpu_metrics as plot_gpu_metrics
 from .charts.metrics import plot_metrics as plot_metrics
 from .charts.model_chart import plot_bench as plot_bench
 from .charts.paper import save_figures as save_figures
@@ -22,7 +21,6 @@ from .launches import launches_of as launches_of
 from .ledger_report import plot_records as plot_records
 from .ledger_report import report_of_records as report_of_records
 from .loader.cell import LOADER_NEEDS as LOADER_NEEDS
-from .loader.cell import LoaderCell as LoaderCell
 from .loader.cell import loader_cells as loader_cells
 from .loader.report import loader_sections as loader_sections
 from .model.cell import UNTIMED as UNTIMED
@@ -71,11 +69,8 @@ from .tune.infer_advice import TriedSettings as TriedSettings
 from .tune.infer_advice import best_trial as best_trial
 from .tune.infer_advice import prediction as prediction
 from .tune.infer_advice import whole_seconds as whole_seconds
-from .tune.loader_advice import CEILINGS as CEILINGS
-from .tune.loader_advice import Advice as Advice
 from .tune.loader_advice import Goal as Goal
 from .tune.loader_advice import ReadAlone as ReadAlone
-from .tune.loader_advice import fastest_rungs as fastest_rungs
 from .tune.loader_advice import flags_of as flags_of
 from .tune.loader_advice import readings_of as readings_of
 from .tune.loader_advice import recommend_loader as recommend_loader

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base import group_by
 from ..instruments import (
+    CONFIDENCE,
     Failure,
     Interval,
     Record,
@@ -56,7 +57,7 @@ class Cell:
     @classmethod
     def of_csv(cls: type[Kind], path: Path) -> list[Kind]:
         """The rows of a CSV. Raises `UsageError` if the file is no such CSV."""
-        return [cls(line=row) for row in read_csv(path, cls.columns.needs).rows]
+        return [cls(line=row) for row in read_csv(path, cls.columns.place)[1]]
 
     @cached_property
     def row(self) -> Row:
@@ -235,6 +236,25 @@ def inverse(ratio: Interval, work: float = 1.0) -> Interval:
     """The ratio of rates from a ratio of times, with ``work`` times the work."""
     low, high = (None if end is None else work / end for end in (ratio.high, ratio.low))
     return Interval(work / ratio.value, low, high, ratio.n)
+
+
+def column_of(cells: Sequence[Cell], name: str) -> Any:
+    """The numbers of a column; NaN if a cell has none."""
+    return np.array([cell.number(name) for cell in cells])
+
+
+def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
+    """The mean over launches of the means of their values, resampled in both; None without any."""
+    launches = [seconds for seconds in launches if len(seconds)]
+    if not launches:
+        return None
+    rng = np.random.default_rng(0)
+    means = np.array([seconds.mean() for seconds in launches])
+    drawn = np.array([rng.choice(each, (DRAWS, len(each))).mean(axis=1) for each in launches])
+    picks = rng.integers(len(launches), size=(DRAWS, len(launches)))
+    draws = drawn[picks, np.arange(DRAWS)[:, None]].mean(axis=1)
+    low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return Interval(float(means.mean()), float(low), float(high), sum(map(len, launches)))
 
 
 def middle(values: Iterable[float | None]) -> float | None:

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from ..base import NotComparable, UsageError, group_by, plural
-from ..instruments import Record
+from ..instruments import CONFIDENCE, Record
 from .quantities import Quantity, quantities_of
 from .run_settings import differing_knobs, settings_that_differ
 from .verdicts import (
@@ -65,7 +65,6 @@ class Comparison:
     """How B compares with A."""
 
     metric: str
-    confidence: float
     threshold: float
     threshold_source: str
     rows: tuple[ComparedCase, ...]
@@ -124,7 +123,7 @@ class Comparison:
         launches += " launch" if sizes == {1} else " launches"
         return (
             f"{plural(len(self.rows), 'case')}, B against A: {', '.join(parts)}; "
-            f"{launches} a case and side, intervals of {100 * self.confidence:g} %, "
+            f"{launches} a case and side, intervals of {100 * CONFIDENCE:g} %, "
             f"threshold {percent_words(self.threshold)} ({self.threshold_source})."
         )
 
@@ -134,10 +133,8 @@ def compare_records(
     b: Sequence[Record],
     *,
     threshold: float | None,
-    confidence: float,
     anyway: bool,
     metric: str,
-    seed: int,
     detailed: bool = False,
 ) -> Comparison:
     """Give a verdict on every case that both sides have. Less time is better.
@@ -146,10 +143,8 @@ def compare_records(
         a: The launches of one side, in any order.
         b: The launches of the other side. Its times are divided by those of ``a``.
         threshold: The relative change that one acts on. None measures it by A/A.
-        confidence: The confidence of intervals and verdicts, from 0.5 to below 1.
         anyway: Compare cases, too, whose machine, schema, work or model differ.
         metric: The name in ``Record.samples_s`` of the seconds that are compared.
-        seed: The seed of the bootstrap and of the permutation test.
         detailed: Compare the settings and every quantity of each case, too.
 
     Returns:
@@ -159,32 +154,31 @@ def compare_records(
         NotComparable: The sides share no case, no shared case ran, or all were left out.
         UsageError: No launch measured ``metric``.
     """
-    pairs = pair_cases(a, b, metric)
-    reasons = {pair.key: differences(pair) for pair in pairs.shared}
-    unlike = reasons_with_labels(pairs.shared, reasons)
-    compared = [pair for pair in pairs.shared if anyway or not reasons[pair.key]]
+    shared, only_a, only_b = pair_cases(a, b, metric)
+    reasons = {pair.key: differences(pair) for pair in shared}
+    unlike = reasons_with_labels(shared, reasons)
+    compared = [pair for pair in shared if anyway or not reasons[pair.key]]
     if not compared:
         more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
         raise NotComparable(f"{unlike[0]}{more}; --anyway compares them anyway")
     check_measured(compared, metric)
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)  # the same comparison of the same records, to the digit
     source = "as given"
     if threshold is None:
         threshold, source = noise_threshold(compared, rng)
-    judge, chance = Judge(threshold, confidence), chances(compared, confidence, rng)
-    rows = [judge.case(p, p.ratio(confidence, rng), chance.get(p.key)) for p in compared]
+    judge, chance = Judge(threshold), chances(compared, rng)
+    rows = [judge.case(p, p.ratio(rng), chance.get(p.key)) for p in compared]
     return Comparison(
         metric,
-        confidence,
         threshold,
         source,
         tuple(rows),
-        pairs.only_a,
-        pairs.only_b,
+        only_a,
+        only_b,
         caveats=unlike if anyway else (),
         left_out=() if anyway else unlike,
-        unlike=len(pairs.shared) - len(compared),
+        unlike=len(shared) - len(compared),
         hosts=_other_hosts(compared),
         details=_details(zip(compared, rows, strict=True), metric, judge, rng) if detailed else (),
     )
@@ -214,17 +208,17 @@ def _other_hosts(pairs: Sequence[Pair]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class PairedCases:
-    """The cases of both sides, and the labels of those that one side has alone."""
+def pair_cases(
+    a: Sequence[Record], b: Sequence[Record], metric: str
+) -> tuple[list[Pair], tuple[str, ...], tuple[str, ...]]:
+    """Pair the cases of two sides.
 
-    shared: list[Pair]
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
+    Returns:
+        The cases of both sides, and the labels of those that A and that B has alone.
 
-
-def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedCases:
-    """Pair the cases of two sides. Raises `NotComparable` if they have none in common."""
+    Raises:
+        NotComparable: They have none in common.
+    """
     a_cases, b_cases = (
         group_by(sorted(side, key=lambda record: record.time), lambda record: record.key)
         for side in (a, b)
@@ -241,7 +235,7 @@ def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedC
             scenarios = {launches[0].scenario for launches in cases.values()}
             sides.append(f"{name} holds {plural(len(cases), 'case')} of {_listed(scenarios)}")
         raise NotComparable(f"A and B have no case in common: {', '.join(sides)}")
-    return PairedCases(
+    return (
         shared,
         tuple(labels[key] for key in a_cases if key not in b_cases),
         tuple(labels[key] for key in b_cases if key not in a_cases),

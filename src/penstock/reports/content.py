@@ -7,12 +7,12 @@ that they never differ. Texts are plain; each renderer escapes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..base import for_markdown, for_terminal, scrub
-from .charts.chart import Figure
-from .charts.figure_words import words_of
+from ..base import for_markdown, for_terminal, format_bytes, scrub
+from .charts.chart import Figure, words_of
 from .table import Section, in_markdown
 
 LONGEST = 400
@@ -41,17 +41,6 @@ class Chapter:
 
 
 @dataclass(frozen=True)
-class Raw:
-    """A place of records from which a report was computed."""
-
-    name: str
-    place: str
-    """The path, as the user may give it to another verb."""
-    holds: str
-    """Its size, such as ``45 launches, 120 KiB``."""
-
-
-@dataclass(frozen=True)
 class Report:
     """The content of a report."""
 
@@ -61,7 +50,13 @@ class Report:
     about: Sequence[str] = ()
     """Lines on what was measured, on which machines, and when."""
     chapters: Sequence[Chapter] = ()
-    raw: Sequence[Raw] = field(default_factory=tuple)
+    files: Sequence[Path] = ()
+    """The records from which it was computed."""
+
+    def places(self) -> list[str]:
+        """The files with their sizes, as texts that are safe."""
+        there = (path for path in self.files if path.is_file())
+        return [f"{shown(str(p))} ({format_bytes(p.stat().st_size)})" for p in there]
 
 
 def shown(text: str, most: int = LONGEST) -> str:
@@ -108,9 +103,8 @@ def markdown_page(report: Report, figures: Sequence[Sequence[str]]) -> str:
         parts += [""] * bool(chapter.lead)
         parts += [f"![{name.rpartition('.')[0]}]({name})" for name in files]
         parts += ["", in_markdown(map(clipped, chapter.sections)).rstrip()]
-    if report.raw:
-        parts += ["", "## Records", ""]
-        parts += [for_markdown(f"- {raw.name}: {raw.place} ({raw.holds})") for raw in report.raw]
+    if places := report.places():
+        parts += ["", "## Records", "", *(for_markdown(f"- {place}") for place in places)]
     return "\n".join(parts) + "\n"
 
 
@@ -147,8 +141,5 @@ def json_page(report: Report) -> dict[str, Any]:
             }
             for chapter in report.chapters
         ],
-        "records": [
-            {"name": shown(raw.name), "place": shown(raw.place), "holds": shown(raw.holds)}
-            for raw in report.raw
-        ],
+        "records": report.places(),
     }

@@ -8,42 +8,21 @@ and nothing else.
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import __version__
-from ..base import require, scrub
-from .charts.chart import document_of
-from .charts.figure_words import words_of
-from .content import Chapter, Raw, Report, clipped, sentence, shown
-from .table import Section
+from ..base import require
+from .charts.chart import document_of, words_of
+from .content import Chapter, Report, clipped, sentence, shown
 
 MOST_FIGURES = 40
 """The most figures on a page. A chapter whose figures are left out says how many there are."""
 
-MOST_RECORDS = 2**19
-"""Most bytes of records inside a page."""
 _SCRIPTS = ("charts.js", "runs.js", "tables.js")
-
-
-class _PageFigure(NamedTuple):
-    number: int
-    caption: str
-    alt: str
-    data: Any
-    wide: bool
-
-
-class _Shown(NamedTuple):
-    title: str
-    lead: Sequence[str]
-    figures: Sequence[_PageFigure]
-    sections: Sequence[Section]
 
 
 def html_page(report: Report, runs: Mapping[str, Any] | None = None) -> str:
@@ -72,7 +51,6 @@ def html_page(report: Report, runs: Mapping[str, Any] | None = None) -> str:
     return environment.get_template("page.html.jinja").render(
         report=report,
         chapters=_chapters(report.chapters, markup),
-        records=_records(report),
         version=__version__,
         runs=runs,
         runs_data=markup(_in_script(runs)) if runs else "",
@@ -91,7 +69,7 @@ def _in_script(value: Any) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
+def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[dict[str, Any]]:
     """The chapters with their figures drawn, as many as a page holds."""
     drawn, pages = 0, []
     for chapter in chapters:
@@ -102,7 +80,13 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
             figure = picture.draw()
             data = markup(_in_script(document_of(figure)))
             figures.append(
-                _PageFigure(drawn, picture.caption, words_of(figure), data, figure.across > 1)
+                {
+                    "number": drawn,
+                    "caption": picture.caption,
+                    "alt": words_of(figure),
+                    "data": data,
+                    "wide": figure.across > 1,
+                }
             )
         lead = list(chapter.lead)
         if left_out := len(chapter.pictures) - len(pictures):
@@ -110,30 +94,8 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
                 f"{left_out} of {len(chapter.pictures)} figures are left out: a page holds "
                 f"{MOST_FIGURES}; the tables have all of their numbers."
             )
-        pages.append(_Shown(chapter.title, lead, figures, list(map(clipped, chapter.sections))))
+        sections = list(map(clipped, chapter.sections))
+        pages.append(
+            {"title": chapter.title, "lead": lead, "figures": figures, "sections": sections}
+        )
     return pages
-
-
-def _records(report: Report) -> list[tuple[Raw, str, str]]:
-    """The files of records, each with a name and a link. Small files are part of the page, so that
-    a report that is sent by mail still holds its numbers.
-    """
-    room, records = MOST_RECORDS, []
-    for raw in report.raw:
-        link = _kept(Path(raw.place), room)
-        room -= len(link)
-        records.append((raw, f"{Path(raw.place).name}.gz", link))
-    return records
-
-
-def _kept(path: Path, room: int) -> str:
-    """A file as a data URL, which holds all of it; empty if there is no room."""
-    try:
-        if path.stat().st_size > 16 * room:
-            return ""
-        text = scrub(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):  # a foreign name may be no path
-        return ""
-    packed = gzip.compress(text.encode(), mtime=0)  # the same page from the same records
-    link = f"data:application/gzip;base64,{base64.b64encode(packed).decode()}"
-    return link if len(link) <= room else ""

@@ -11,7 +11,7 @@ of both sides are known (`run_settings.cases_of_sides`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,16 +45,8 @@ def launches_of(places: Iterable[RecordPlace]) -> list[Record]:
     launches: list[Record] = []
     for place in places:
         with reading(place):
-            launches += _launches(place)
+            launches += _READERS[place.kind](place.path)
     return launches
-
-
-def _launches(place: RecordPlace) -> list[Record]:
-    if place.kind == "ledger":
-        return read_ledger(place.path)
-    if place.kind == "training":
-        return [_of_training(TrainingFolder.read(place.path))]
-    return [_of_inference(InferenceRun.read(place.path))]
 
 
 def _record(
@@ -69,9 +61,10 @@ def _record(
     )
 
 
-def _of_inference(run: InferenceRun) -> Record:
+def _of_inference(folder: Path) -> list[Record]:
+    run = InferenceRun.read(folder)
     summary = run.summary
-    if summary is None or not run.seconds:
+    if not run.seconds:
         labels = run.content.get("verb") == "label"
         why = (
             "of label, which keeps no times" if labels else "that is not done, and has no times yet"
@@ -91,7 +84,7 @@ def _of_inference(run: InferenceRun) -> Record:
         "Mvox/s": summary["voxels"] / seconds / 1e6,
         "MB/s of input": summary["input_bytes"] / seconds / 1e6,
     }
-    return _record(
+    record = _record(
         run.folder,
         "infer",
         _time_of(run.folder / RUN_FILE),
@@ -102,6 +95,7 @@ def _of_inference(run: InferenceRun) -> Record:
         facts={"rates": rates, "scores": {}},
         environment=_made_on(each.header for each in run.telemetry),
     )
+    return [record]
 
 
 def _made_on(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -116,7 +110,8 @@ def _made_on(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of_training(run: TrainingFolder) -> Record:
+def _of_training(folder: Path) -> list[Record]:
+    run = TrainingFolder.read(folder)
     results = run.results
     if not results.get("epoch_times_s"):
         raise UsageError(f"{run.folder} is a training in which no epoch has ended")
@@ -126,7 +121,7 @@ def _of_training(run: TrainingFolder) -> Record:
     if batch := results.get("global_batch_size"):
         samples["sample"] = tuple(seconds / batch for seconds in samples["step"])
     rate = results.get("samples_per_s")
-    return _record(
+    record = _record(
         run.folder,
         "training",
         _time_of(run.folder / "training_results.json"),
@@ -146,6 +141,7 @@ def _of_training(run: TrainingFolder) -> Record:
         },
         environment=_made_on([results]),
     )
+    return [record]
 
 
 def _steps(run: TrainingFolder) -> dict[str, tuple[float, ...]]:
@@ -164,6 +160,14 @@ def _steps(run: TrainingFolder) -> dict[str, tuple[float, ...]]:
 
 def _time_of(path: Path) -> str:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+
+
+_READERS: dict[str, Callable[[Path], list[Record]]] = {
+    "ledger": read_ledger,
+    "training": _of_training,
+    "inference": _of_inference,
+}
+"""The reader of each kind of place."""
 
 
 def launches_named(name: str) -> list[Record]:

@@ -7,36 +7,26 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import UsageError, format_bytes, format_seconds, group_by, plural
+from ..base import UsageError, format_seconds, group_by, plural
 from ..instruments import LEDGER_FILE, Record
 from .cell import Cell
-from .cell import Kind as CellKind
 from .charts.chart import Figure
-from .charts.loader_chart import draw_ladders, draw_loader
 from .charts.model_chart import draw_bench
 from .charts.paper import save_under
-from .charts.queue_chart import draw_queue
-from .charts.suite_chart import draw_suite
-from .content import Chapter, Picture, Raw, Report
-from .headlines import (
-    ladder_headlines,
-    loader_headlines,
-    model_headlines,
-    queue_headlines,
-    suite_headlines,
-)
+from .content import Chapter, Picture, Report
 from .loader.cell import loader_cells
-from .loader.report import loader_sections
-from .loader.rungs import ladder_sections, ladders_of, same_case_but_rung
+from .loader.report import draw_ladders, draw_loader, loader_headlines, loader_sections
+from .loader.rungs import ladders_of
 from .model.cell import model_cells
 from .model.report import labelled, model_sections
 from .queue.cell import queue_cells
-from .queue.report import queue_sections
+from .queue.report import draw_queue, queue_headlines, queue_sections
 from .run_settings import cases_of_sides, settings_of_launch
 from .suite.cell import runs_together
-from .suite.report import suite_sections
+from .suite.report import draw_suite, suite_headlines, suite_sections
 from .table import Section
-from .words import bracket, hosts_of, listed, machine_words, or_dash, spread
+from .tune.model_advice import model_headlines
+from .words import bracket, hosts_of, listed, machine_words, nothing_measured, or_dash, spread
 
 TIMED = ("preprocess", "predict")
 """Scenarios whose launches have a time, and no tables of their own."""
@@ -44,55 +34,52 @@ TIMED = ("preprocess", "predict")
 
 def model_pictures(records: Iterable[Record]) -> list[Picture]:
     """Memory, throughput, times and the frontier, for each group of cells."""
-    caption = "Memory, throughput and time by tile and batch; whiskers are 95 % intervals, crosses "
-    caption += "failed; the dashed line joins the cases that none beats in memory and throughput."
     groups = labelled(model_cells(records))
-    draws = [partial(draw_bench, label, cells, "records") for label, cells in groups]
-    return _pictures("model", caption, draws)
+    return _pictures("model", [partial(draw_bench, *group, "records") for group in groups])
 
 
 def loader_pictures(records: Iterable[Record]) -> list[Picture]:
-    """The time of a batch by threads, for each group of loaders, and the ladders below them."""
+    """The time of a batch by threads, for each group of loaders; and what a batch costs at each
+    rung, for each group of the ladders below them."""
     records = list(records)
-    caption = "Time of a batch; lines and whiskers are 95 % intervals over launches."
-    groups = group_by(_measured(loader_cells(records)), lambda cell: cell.group).values()
-    draws = [partial(draw_loader, cells, "records") for cells in groups]
-    return [*_pictures("loader", caption, draws), *ladder_pictures(records)]
-
-
-def ladder_pictures(records: Iterable[Record]) -> list[Picture]:
-    """What a batch costs at each rung, for each group of ladders."""
+    cells = [cell for cell in loader_cells(records) if cell.launches]
+    groups = group_by(cells, lambda cell: cell.group).values()
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
-    caption = "Cost of a batch, step by step: each step does what the one before does, and more."
-    draws = [partial(draw_ladders, group) for group in same_case_but_rung(ladders)]
-    return _pictures("ladder", caption, draws)
+    alike = group_by(ladders, lambda each: next(iter(each.rungs.values())).group).values()
+    return [
+        *_pictures("loader", [partial(draw_loader, group, "records") for group in groups]),
+        *_pictures("ladder", [partial(draw_ladders, group) for group in alike]),
+    ]
 
 
 def queue_pictures(records: Iterable[Record]) -> list[Picture]:
     """The depth of the queue over time, measured and simulated, and seconds per iteration."""
-    caption = "Depth of the queue at the end of each iteration, measured (solid) and simulated "
-    caption += "(dotted), and the time of an iteration."
-    groups = filter(None, map(_measured, queue_cells(records)))
-    return _pictures("queue", caption, [partial(draw_queue, each, "records") for each in groups])
+    groups = ([cell for cell in group if cell.launches] for group in queue_cells(records))
+    return _pictures("queue", [partial(draw_queue, g, "records") for g in groups if g])
 
 
 def suite_pictures(records: Iterable[Record]) -> list[Picture]:
     """Throughput, peak memory and waiting over the batch size, for each preset."""
-    caption = "Throughput, peak memory and waiting for data over the batch size; crosses failed."
     presets = runs_together(records).values()
-    draws = [partial(draw_suite, runs) for runs in presets if any(run.measured for run in runs)]
-    return _pictures("train", caption, draws)
+    measured = [runs for runs in presets if any(run.measured for run in runs)]
+    return _pictures("train", [partial(draw_suite, runs) for runs in measured])
 
 
-def _pictures(name: str, caption: str, draws: Sequence[Callable[[], Figure]]) -> list[Picture]:
+_CAPTIONS = {
+    "model": "Memory, throughput and time by tile and batch; whiskers are 95 % intervals, crosses "
+    "failed; the dashed line joins the cases that none beats in memory and throughput.",
+    "loader": "Time of a batch; lines and whiskers are 95 % intervals over launches.",
+    "ladder": "Cost of a batch, step by step: each step does what the one before does, and more.",
+    "queue": "Depth of the queue at the end of each iteration, measured (solid) and simulated "
+    "(dotted), and the time of an iteration.",
+    "train": "Throughput, peak memory and waiting for data over the batch size; crosses failed.",
+}
+
+
+def _pictures(name: str, draws: Sequence[Callable[[], Figure]]) -> list[Picture]:
     """The pictures of one kind, numbered if there are several."""
     names = [f"{name}_{n}" for n in range(1, len(draws) + 1)] if len(draws) > 1 else [name]
-    return [Picture(each, caption, draw) for each, draw in zip(names, draws, strict=False)]
-
-
-def _measured(cells: Sequence[CellKind]) -> list[CellKind]:
-    """The cells with a launch that was ok."""
-    return [cell for cell in cells if cell.launches]
+    return [Picture(n, _CAPTIONS[name], draw) for n, draw in zip(names, draws, strict=False)]
 
 
 def timed_cells(records: Iterable[Record]) -> list[tuple[str, Cell]]:
@@ -143,33 +130,40 @@ def timed_sections(records: Iterable[Record]) -> list[Section]:
 
 
 class Kind(NamedTuple):
-    """The chapter of a report that shows the records of one scenario."""
+    """The chapter of a report that shows the records of some scenarios."""
 
     title: str
+    scenarios: Sequence[str]
     headlines: Callable[[Iterable[Record]], list[str]]
     sections: Callable[[Iterable[Record]], list[Section]]
     pictures: Callable[[Iterable[Record]], list[Picture]]
 
 
-KINDS = {
-    "model": Kind(
-        "Memory and throughput of a model", model_headlines, model_sections, model_pictures
+KINDS = (
+    Kind(
+        "Memory and throughput of a model",
+        ("model",),
+        model_headlines,
+        model_sections,
+        model_pictures,
     ),
-    "loader": Kind("Loading of batches", loader_headlines, loader_sections, loader_pictures),
-    "ladder": Kind(
-        "Cost of a batch, step by step",
-        ladder_headlines,
-        ladder_sections,
-        ladder_pictures,
+    Kind(
+        "Loading of batches",
+        ("loader", "ladder"),
+        loader_headlines,
+        loader_sections,
+        loader_pictures,
     ),
-    "queue": Kind(
-        "The queue between reading and computing", queue_headlines, queue_sections, queue_pictures
+    Kind(
+        "The queue between reading and computing",
+        ("queue",),
+        queue_headlines,
+        queue_sections,
+        queue_pictures,
     ),
-    "train": Kind(
-        "Training", suite_headlines, lambda r: suite_sections(r, ()), suite_pictures
-    ),
-    **dict.fromkeys(TIMED, Kind("Times", timed_headlines, timed_sections, lambda records: [])),
-}  # fmt: skip
+    Kind("Training", ("train",), suite_headlines, suite_sections, suite_pictures),
+    Kind("Times", TIMED, timed_headlines, timed_sections, lambda records: []),
+)
 
 
 def plot_records(
@@ -190,26 +184,10 @@ def plot_records(
         Refused: A file is not to be replaced.
         MissingDependency: matplotlib is not installed.
     """
-    pictures = KINDS[scenario].pictures(records)
+    (kind,) = (kind for kind in KINDS if scenario in kind.scenarios)
+    pictures = kind.pictures(records)
     figures = {picture.name.partition("_")[2]: picture.draw() for picture in pictures}
     return save_under(out_prefix, figures, replace)
-
-
-def kinds_of(records: Sequence[Record], source: str) -> dict[str, Kind]:
-    """The kinds of benchmark among records, by scenario.
-
-    Raises `UsageError` if no record can be shown.
-    """
-    held = {record.scenario for record in records}
-    kinds = {name: kind for name, kind in KINDS.items() if name in held}
-    # One chapter covers both: the loader's chapter includes its ladder.
-    for first, *others in (("loader", "ladder"), [name for name in TIMED if name in kinds] or [""]):
-        for other in others if first in kinds else ():
-            kinds.pop(other, None)
-    if not kinds:
-        scenarios = ", ".join(sorted(held)) or "no records"
-        raise UsageError(f"{source} holds {scenarios}; a report needs {', '.join(KINDS)}")
-    return kinds
 
 
 def report_of_records(
@@ -229,40 +207,35 @@ def report_of_records(
         UsageError: No record can be shown.
     """
     chapters, verdict = [], []
-    for kind in kinds_of(records, source).values():
-        verdict += kind.headlines(records)
-        chapters.append(Chapter(kind.title, kind.sections(records), kind.pictures(records)))
+    for kind in KINDS:
+        shown = [record for record in records if record.scenario in kind.scenarios]
+        if not shown:
+            continue
+        measured = any(record.ok for record in shown)
+        verdict += kind.headlines(shown) if measured else [nothing_measured(shown)]
+        chapters.append(Chapter(kind.title, kind.sections(shown), kind.pictures(shown)))
+    if not chapters:
+        scenarios = ", ".join(sorted({record.scenario for record in records})) or "no records"
+        scenarios_shown = ", ".join(name for kind in KINDS for name in kind.scenarios)
+        raise UsageError(f"{source} holds {scenarios}; a report needs {scenarios_shown}")
     return Report(
         source,
         verdict or ["Nothing here supports a verdict."],
         of_machines(records),
         chapters,
-        [raw_of_ledger(place, records if len(places) == 1 else None) for place in places],
+        [place / LEDGER_FILE if place.is_dir() else place for place in places],
     )
 
 
-def raw_of_ledger(place: Path, records: Sequence[Record] | None = None) -> Raw:
-    """The place of a ledger's records, and their size."""
-    file = place / LEDGER_FILE if place.is_dir() else place
-    size = format_bytes(file.stat().st_size)
-    count = f"{plural(len(records), 'launch')}, " if records is not None else ""
-    return Raw(place.name, str(file), f"{count}{size}")
-
-
 def of_machines(records: Sequence[Record]) -> list[str]:
-    """A line for each machine and commit of the launches, with its hosts if they are known."""
-    machines = group_by(records, _machine).items()
-    return [
-        f"{len(launches)} launches, {_days(launches)}: {where}{_hosts(launches)}"
-        for where, launches in machines
-    ]
-
-
-def _hosts(records: Sequence[Record]) -> str:
-    """The hosts of launches on a cluster, which are of one kind."""
-    hosts = hosts_of(records)
-    counts = [f"{number} on {host}" for host, number in sorted(hosts.items())]
-    return f"; launches by host: {listed(counts)}" if counts else ""
+    """A line for each machine and commit of the launches, with its hosts if they are known: those
+    of launches on a cluster, which are of one kind."""
+    lines = []
+    for where, launches in group_by(records, _machine).items():
+        counts = [f"{number} on {host}" for host, number in sorted(hosts_of(launches).items())]
+        hosts = f"; launches by host: {listed(counts)}" if counts else ""
+        lines.append(f"{len(launches)} launches, {_days(launches)}: {where}{hosts}")
+    return lines
 
 
 def _machine(record: Record) -> str:

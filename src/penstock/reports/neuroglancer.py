@@ -1,29 +1,24 @@
 """Stores of this machine, served to Neuroglancer: a page of another site that reads from loopback.
 
-The page runs in the user's browser, and what it reads goes nowhere else. Only that site may read:
-requests of other pages are refused by their Origin, and those under a name that is not loopback by
-their Host (against DNS rebinding). Files below a store are all that there is: no lists of folders,
-and no link or ``..`` is followed. No request changes anything.
+The page runs in the user's browser, and what it reads goes nowhere else. Only that site may read.
+Files below a store are all that there is: no lists of folders, and no link or ``..`` is followed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from ..base import UsageError
+from .loopback import HOST, LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:
     from ..data import Source
 
-_HOST = "127.0.0.1"
 _PIECE = 2**20
 """The most bytes of a file that are in memory for a request."""
 
@@ -47,26 +42,18 @@ def serve_stores(
     sources = [open_source(str(store), name="PATH") for store in stores]
     layers = [_layer(store, source) for store, source in zip(stores, sources, strict=True)]
     dimensions = _dimensions(sources[0])
-    try:
-        server = _StoreServer((_HOST, port), _FileHandler)
-    except OSError as error:
-        why = f"{error.strerror or error}; --port 0 takes any that is free"
-        raise UsageError(f"--port {port}: {why}") from error
-    with server:
-        port = int(server.server_address[1])
+    with _StoreServer(_FileHandler, port) as server:
         server.stores = [store.resolve() for store in stores]
-        server.hosts = (f"{_HOST}:{port}", f"localhost:{port}")
-        server.origin = "{0.scheme}://{0.netloc}".format(urlsplit(viewer))
+        server.origins = ("{0.scheme}://{0.netloc}".format(urlsplit(viewer.lower())),)
         for number, (store, layer) in enumerate(zip(server.stores, layers, strict=True)):
-            layer["source"] = f"zarr://http://{_HOST}:{port}/{number}/{quote(store.name)}/"
+            layer["source"] = f"zarr://http://{HOST}:{server.port}/{number}/{quote(store.name)}/"
         state = {
             "dimensions": dimensions,
             "layers": layers,
             "layout": "4panel" if "z" in dimensions else "xy",
         }
         say(f"{viewer}#!{quote(json.dumps(state), safe='')}")
-        with contextlib.suppress(KeyboardInterrupt):  # it has no other end
-            server.serve_forever()
+        server.serve()
 
 
 def _layer(store: Path, source: Source) -> dict[str, Any]:
@@ -92,18 +79,13 @@ def _dimensions(source: Source) -> dict[str, Any]:
     return dict(reversed(dimensions.items()))
 
 
-class _StoreServer(ThreadingHTTPServer):
-    """The server, and whom it answers."""
+class _StoreServer(LoopbackServer):
+    """The server, and its folders."""
 
-    daemon_threads = True
     stores: Sequence[Path]
-    hosts: Sequence[str]
-    """The names, with the port, by which a request may call it."""
-    origin: str
-    """That of the page that may read."""
 
 
-class _FileHandler(BaseHTTPRequestHandler):
+class _FileHandler(LoopbackHandler):
     """Answers a request for a file of a store, or for a range of its bytes."""
 
     server: _StoreServer
@@ -111,30 +93,16 @@ class _FileHandler(BaseHTTPRequestHandler):
 
     def do_OPTIONS(self) -> None:
         """A browser asks before a page of another site reads from loopback."""
-        if self._refused():
-            return
-        self._begin(204, 0)
-        self.send_header("Access-Control-Allow-Headers", "Range")
-        self.send_header("Access-Control-Allow-Private-Network", "true")
-        self.end_headers()
-
-    def _refused(self) -> bool:
-        origin = self.headers.get("Origin", self.server.origin)
-        if (
-            self.headers.get("Host", "").lower() in self.server.hosts
-            and origin == self.server.origin
-        ):
-            return False
-        self.send_error(403)
-        return True
+        if not self.refused():
+            asked = "Access-Control-Allow-"
+            self._begin(204, 0, {f"{asked}Headers": "Range", f"{asked}Private-Network": "true"})
 
     def do_GET(self) -> None:
-        if self._refused():
+        if self.refused():
             return
         file = file_of(self.server.stores, self.path)
         if file is None:  # a page may read that there is no such chunk
             self._begin(404, 0)
-            self.end_headers()
             return
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -142,12 +110,11 @@ class _FileHandler(BaseHTTPRequestHandler):
             if start >= stop and size:
                 self.send_error(416)
                 return
-            whole = (start, stop) == (0, size)
-            self._begin(200 if whole else 206, stop - start)
-            self.send_header("Accept-Ranges", "bytes")
-            if not whole:
-                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-            self.end_headers()
+            if (start, stop) == (0, size):
+                self._begin(200, size)
+            else:
+                part = {"Content-Range": f"bytes {start}-{stop - 1}/{size}"}
+                self._begin(206, stop - start, part)
             stream.seek(start)
             while self.command == "GET" and start < stop:
                 piece = stream.read(min(_PIECE, stop - start))
@@ -156,17 +123,10 @@ class _FileHandler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _begin(self, status: int, size: int) -> None:
-        self.send_response(status)
-        self.send_header("Access-Control-Allow-Origin", self.server.origin)
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Cache-Control", "no-cache")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(size))
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of a request."""
+    def _begin(self, status: int, size: int, more: Mapping[str, str] = {}) -> None:
+        page = {"Access-Control-Allow-Origin": self.server.origins[0], "Cache-Control": "no-cache"}
+        page |= {"Accept-Ranges": "bytes", **more}
+        self.begin(status, "application/octet-stream", size, page)
 
 
 def file_of(stores: Sequence[Path], asked: str) -> Path | None:

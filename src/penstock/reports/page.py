@@ -43,8 +43,7 @@ REPORT_SUFFIXES = (*PAGE_SUFFIXES, ".md", ".json")
 """The ends of names of reports that are single files. Anything else is a folder."""
 
 
-_Cells = Callable[[Iterable[Record]], Sequence[Cell]]
-_TABLES: dict[str, tuple[Columns, _Cells]] = {
+_TABLES: dict[str, tuple[Columns, Callable[[Iterable[Record]], Sequence[Cell]]]] = {
     "model": (MODEL_COLUMNS, model_cells),
     "loader": (LOADER_COLUMNS, loader_cells),
     "queue": (QUEUE_COLUMNS, lambda records: [c for group in queue_cells(records) for c in group]),

@@ -148,7 +148,7 @@ def joined(reports: Sequence[Report], title: str) -> Report:
         [f"{report.title}: {report.verdict[0]}" for report in reports],
         [f"{plural(len(reports), 'set')} of records"],
         [chapter for report in reports for chapter in _with_verdict(report)],
-        [raw for report in reports for raw in report.raw],
+        [file for report in reports for file in report.files],
     )
 
 

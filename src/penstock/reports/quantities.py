@@ -98,14 +98,14 @@ def _of_phase(pair: Pair, name: str, judge: Judge, rng: np.random.Generator) -> 
         return Quantity(name, "seconds", a, b, None, "-")
     if min(len(of_a), len(of_b)) > 1 and min(map(min, of_a + of_b)) > 0:
         phase = Pair(pair.key, name, pair.a, pair.b, of_a, of_b)
-        ratio = phase.ratio(judge.confidence, rng)
-        chance = chances([phase], judge.confidence, rng)
+        ratio = phase.ratio(rng)
+        chance = chances([phase], rng)
         verdict = judge.case(phase, ratio, chance.get(pair.key)).verdict
         return Quantity(name, "seconds", a, b, ratio, verdict)
     of_a, of_b = (_stretches(side[0]) if len(side) == 1 else side for side in (of_a, of_b))
     if min(len(of_a), len(of_b)) < 2:
         return Quantity(name, "seconds", a, b, Interval(b / a, None, None, 1), _NO_INTERVAL)
-    drawn = hierarchical_bootstrap_ratio(of_a, of_b, _DRAWS, rng, judge.confidence)
+    drawn = hierarchical_bootstrap_ratio(of_a, of_b, _DRAWS, rng)
     assert drawn.low is not None and drawn.high is not None
     # The median of stretches is not that of all steps, whose ratio the table shows.
     ratio = Interval(b / a, min(drawn.low, b / a), max(drawn.high, b / a), drawn.n)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +18,6 @@ MB = 2**20
 
 Row = dict[str, str]
 """The fields of a line of a CSV, by column."""
-
-
-@contextmanager
-def reading_numbers(source: str | Path) -> Iterator[None]:
-    """Raise `UsageError` if a field of ``source`` is no number."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except ValueError as error:
-        raise UsageError(f"{source} has a field that is not a number: {error}") from error
 
 
 def scaled(value: float | None, factor: float) -> float | None:
@@ -49,37 +37,23 @@ class Columns:
     names: tuple[str, ...]
     """All columns, in the order of a new file."""
     place: tuple[str, ...]
-    """The columns in which cases of one table or figure differ."""
+    """The columns in which cases of one table or figure differ; a file of this kind has them."""
     apart: tuple[str, ...]
     """Columns of which no two cases in one comparison or figure may differ."""
-    needs: tuple[str, ...]
-    """Columns that a file of this kind must have."""
 
     def row(self, values: Mapping[str, Any]) -> Row:
         return {name: csv_field(values.get(name)) for name in self.names}
 
 
-@dataclass(frozen=True)
-class Table:
-    """The content of a benchmark's CSV."""
-
-    header: tuple[str, ...]
-    rows: list[Row]
-    torn: bool
-    """True if the last line was cut off while it was written. It is then not in ``rows``."""
-    ended: bool
-    """True if the last line has its newline."""
-
-
-def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> Table:
-    """Read a benchmark's CSV, of this version, an earlier one, or the seed.
+def read_csv(path: Path, needs: Iterable[str]) -> tuple[list[str], list[Row]]:
+    """Read a benchmark's CSV, ours or the seed's.
 
     Args:
         path: The CSV.
         needs: The columns without which a file is no such CSV.
 
     Returns:
-        The header and the rows, all of text.
+        The header and the rows, all of text; without a last line that was cut off.
 
     Raises:
         UsageError: The file cannot be read, is no such CSV, or a line does not fit its header.
@@ -95,8 +69,8 @@ def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> 
     if not set(needs) <= set(header) or len(set(header)) < len(header):
         begin = text[:60].partition("\n")[0].strip()
         raise UsageError(f"{path} is not the CSV of a benchmark: it begins with {begin!r}")
-    ended = text.endswith("\n")
-    torn = not ended and len(lines) > 1 and len(lines[-1]) < len(header)
+    # It was cut off while it was written.
+    torn = not text.endswith("\n") and len(lines) > 1 and len(lines[-1]) < len(header)
     rows = []
     for number, line in enumerate(lines[1 : -1 if torn else None], 2):
         if len(line) != len(header):
@@ -105,43 +79,29 @@ def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> 
                 "mend or move the file"
             )
         rows.append(dict(zip(header, line, strict=True)))
-    return Table(tuple(header), rows, torn, ended)
+    return header, rows
 
 
 def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
     """Add rows to a benchmark's CSV.
 
-    A file with our header gets them in one write. A file with another header, such as the
-    seed's, is replaced by one with our columns first, then its own, and all its rows.
-    Raises `UsageError` if ``path`` is another file, which is left as it is.
+    The file is replaced by one with our columns first, then its own, and all its rows. Raises
+    `UsageError` if ``path`` is another file, which is left as it is.
     """
-    rows = [{name: to_cell(value) for name, value in row.items()} for row in rows]
     path = path.resolve()  # a link stays: the file behind it is replaced
     with system_errors(f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        old = read_csv(path, columns.needs) if path.exists() and path.stat().st_size else None
-        if old is None:
-            _replace(path, columns.names, rows)
-        elif old.torn or not set(columns.names) <= set(old.header):
-            more = tuple(name for name in old.header if name not in columns.names)
-            _replace(path, columns.names + more, [*old.rows, *rows])
-        else:
-            with path.open("ab", buffering=0) as file:
-                file.write(("" if old.ended else "\n").encode() + _lines(old.header, rows))
-
-
-def _lines(header: Sequence[str], rows: Iterable[Row], head: bool = False) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
-    if head:
+        header, old = list[str](), list[Row]()
+        if path.exists() and path.stat().st_size:
+            header, old = read_csv(path, columns.place)
+        text = io.StringIO()
+        names = dict.fromkeys([*columns.names, *header])
+        writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
         writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
-
-
-def _replace(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:
-    with replacing(path) as draft:
-        draft.write_bytes(_lines(header, rows, head=True))
+        writer.writerows(old)
+        writer.writerows({name: to_cell(value) for name, value in row.items()} for row in rows)
+        with replacing(path) as draft:
+            draft.write_bytes(text.getvalue().encode())
 
 
 class Section(NamedTuple):
@@ -156,6 +116,17 @@ def without_empty(table: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The table without the columns that hold only dashes under their heads."""
     kept = [c for c in zip(*table, strict=True) if any(text != "-" for text in c[1:])]
     return list(zip(*kept, strict=True))
+
+
+def settings_table(settings: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A line for each setting, by the name of its flag; without those that are not set, and those
+    that are no settings but labels. It is empty if none is set."""
+    lines = [
+        (name.replace("_", "-"), " ".join(map(str, v)) if isinstance(v, list) else str(v))
+        for name, v in settings.items()
+        if v not in (None, False, "", []) and name not in ("name", "tags")
+    ]
+    return [("setting", "value"), *lines] if lines else []
 
 
 def in_text(sections: Iterable[Section]) -> list[str]:

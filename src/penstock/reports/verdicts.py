@@ -12,6 +12,7 @@ import numpy as np
 
 from ..base import plural, significant
 from ..instruments import (
+    CONFIDENCE,
     FAILED,
     Interval,
     Record,
@@ -28,6 +29,7 @@ Verdict = Literal["faster", "slower", "same", "inconclusive", "fails", "mended"]
 ALIKE = "not distinguishable: A or B differs from itself as much"
 """The reason where halves of one side differ by more than the sides; see `own_noise`."""
 _DRAWS = 2000
+_RISK = 1 - CONFIDENCE
 _LEAST, _MOST = 0.02, 0.10
 """Bounds of a threshold that is measured."""
 
@@ -67,19 +69,19 @@ class Pair:
     """The samples of each launch of A that ran."""
     b_times: list[tuple[float, ...]]
 
-    def ratio(self, confidence: float, rng: np.random.Generator) -> Interval | None:
+    def ratio(self, rng: np.random.Generator) -> Interval | None:
         """The time of B over that of A; None if one side was not measured."""
         if not (self.a_times and self.b_times):
             return None
-        return hierarchical_bootstrap_ratio(self.a_times, self.b_times, _DRAWS, rng, confidence)
+        return hierarchical_bootstrap_ratio(self.a_times, self.b_times, _DRAWS, rng)
 
 
 @dataclass(frozen=True)
 class Judge:
-    """The rules of a verdict: the change that one acts on, and how sure the verdict must be."""
+    """The rules of a verdict."""
 
     threshold: float
-    confidence: float
+    """The change that one acts on."""
 
     def case(self, pair: Pair, ratio: Interval | None, p: float | None) -> ComparedCase:
         """Judge a pair by the ratio of its times and the probability ``p`` of chance."""
@@ -114,10 +116,9 @@ class Judge:
         if min(n, m) == 1:
             return "inconclusive", f"one launch is never compared (A has {n}, B has {m}){notes}"
         if p is None:
-            risk = 1 - self.confidence
-            enough = next(k for k in range(2, 99) if 2 / math.comb(2 * k, k) <= risk)
+            enough = next(k for k in range(2, 99) if 2 / math.comb(2 * k, k) <= _RISK)
             return "inconclusive", (
-                f"{n} launches of A and {m} of B cannot tell at {100 * self.confidence:g} %; "
+                f"{n} launches of A and {m} of B cannot tell at {100 * CONFIDENCE:g} %; "
                 f"{enough} of each can{notes}"
             )
         verdict, why = self._by_size(ratio, p)
@@ -135,19 +136,19 @@ class Judge:
         limit, percent = 1 + self.threshold, percent_words(self.threshold)
         if 1 / limit <= ratio.low <= ratio.high <= limit:
             return "same", f"all of it within {percent}"
-        if not (p <= 1 - self.confidence and ratio.excludes(1)):
+        if not (p <= _RISK and ratio.excludes(1)):
             return "inconclusive", "this may be chance"
         if 1 / limit <= ratio.value <= limit:
             return "inconclusive", f"it differs, perhaps within {percent}"
         return "slower" if ratio.value > 1 else "faster", f"beyond {percent}"
 
 
-def chances(pairs: Sequence[Pair], confidence: float, rng: np.random.Generator) -> dict[str, float]:
+def chances(pairs: Sequence[Pair], rng: np.random.Generator) -> dict[str, float]:
     """The probability of chance for each case, by key, corrected for the number of cases.
 
     Cases with too few launches for any verdict are left out.
     """
-    tested = [pair for pair in pairs if _smallest_p(pair) <= 1 - confidence]
+    tested = [pair for pair in pairs if _smallest_p(pair) <= _RISK]
     medians = [(launch_medians(pair.a_times), launch_medians(pair.b_times)) for pair in tested]
     p = benjamini_hochberg(permutation_test(medians, rng))
     return {pair.key: float(value) for pair, value in zip(tested, p, strict=True)}

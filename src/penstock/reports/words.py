@@ -103,3 +103,13 @@ def machine_words(environment: Mapping[str, Any], *devices: str | None) -> str:
         commit and f"commit {commit}",
     ]
     return ", ".join(word for word in words if word)
+
+
+def nothing_measured(records: Iterable[Record]) -> str:
+    """Say that no launch was ok."""
+    status = [record.status for record in records]
+    counts = ", ".join(f"{status.count(each)} {each}" for each in dict.fromkeys(status))
+    return (
+        f"Nothing was measured: of {plural(len(status), 'launch')} none was ok ({counts}), so "
+        "the speed is not known."
+    )

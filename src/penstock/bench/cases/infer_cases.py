@@ -50,11 +50,6 @@ def job_settings(config: TuneInferConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude_unset=True, exclude=set(tuning))
 
 
-def infer_rules() -> dict[str, Any]:
-    """Rules of a launch: it runs so often, once the number of patches is settled."""
-    return {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 2}
-
-
 def with_setting(case: Mapping[str, Any], **settings: Any) -> Case:
     """The case with other settings."""
     return {**case, "settings": {**case["settings"], **settings}}

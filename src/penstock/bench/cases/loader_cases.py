@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,35 +107,15 @@ def _check_enough(case: Case, samples: int, config: BenchLoaderConfig) -> None:
         )
 
 
-def ladder_cases(cases: Sequence[Case], rungs: Sequence[str] = RUNGS) -> list[Case]:
+def ladder_cases(cases: Sequence[Case]) -> list[Case]:
     """The cases of the ladder: every rung for every batch size and number of threads.
 
     Args:
         cases: cases of scenario ``loader``.
-        rungs: the rungs to measure, ``L1`` to ``L5``.
 
     Returns:
         Cases of scenario ``ladder``.
     """
     points = {(case["batch"], case["threads"]): case for case in cases}.values()
     shared = [{knob: value for knob, value in case.items() if knob != "loader"} for case in points]
-    return [{**case, "rung": rung} for case, rung in itertools.product(shared, rungs)]
-
-
-def loader_rules(batches: int, warmup: int) -> dict[str, Any]:
-    """The rules of a launch: every wait is a sample, and every loader has the same number.
-
-    Args:
-        batches: the number of samples of a launch.
-        warmup: the batches before the first sample.
-
-    Returns:
-        The fields of `measure.Rules`.
-    """
-    return {"seconds": 0.0, "precision": 0.0, "series": batches, "warmup_samples": warmup}
-
-
-def loader_case_name(case: Mapping[str, Any]) -> str:
-    """The name of a case in progress lines and tables."""
-    what = case.get("loader") or case["rung"]
-    return f"{what}, batch {case['batch']}, {case['threads']} threads"
+    return [{**case, "rung": rung} for case, rung in itertools.product(shared, RUNGS)]

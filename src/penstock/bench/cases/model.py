@@ -157,16 +157,25 @@ def check_same_work(
                 )
 
 
-def model_case_namer(cases: Sequence[Case]) -> Callable[[Mapping[str, Any]], str]:
-    """A function that names a case among these: its tile, its batch, and the knobs that differ."""
-    differ = [n for n in cases[0] if len({canonical(case[n]) for case in cases}) > 1]
-    differ = [name for name in differ if name not in ("tile", "batch")]
+def case_namer(cases: Sequence[Case], *always: str) -> Callable[[Mapping[str, Any]], str]:
+    """Make a function that names a case among others.
+
+    Args:
+        cases: The cases.
+        always: Knobs that every name has.
+
+    Returns:
+        The function: ``always``, and the knobs in which the cases differ, each with its value.
+    """
+    knobs = {name: None for case in cases for name in case if name not in always}
+    differ = [name for name in knobs if len({canonical(case.get(name)) for case in cases}) > 1]
 
     def name(case: Mapping[str, Any]) -> str:
-        parts = [f"tile {case['tile']}", f"batch {case['batch']}"]
-        for knob in differ:
-            value = case[knob]
-            parts.append(("" if value else "no ") + knob if isinstance(value, bool) else str(value))
+        parts = []
+        for knob in (*always, *differ):
+            value = case.get(knob)
+            switch = ("" if value else "no ") + knob
+            parts.append(switch if isinstance(value, bool) else f"{knob} {value}")
         return ", ".join(parts)
 
     return name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,26 +92,6 @@ def reading_alone(
         "workers": workers,
         "queue": queue if workers else 0,
     }
-
-
-def queue_rules(iterations: int, warmup: int = 0) -> dict[str, Any]:
-    """The rules of a launch: every iteration is a sample, and the prefill comes before the first.
-
-    Args:
-        iterations: the number of samples of a launch.
-        warmup: the iterations between the prefill and the first sample.
-
-    Returns:
-        The fields of `measure.Rules`.
-    """
-    return {"seconds": 0.0, "precision": 0.0, "warmup_samples": warmup, "series": iterations}
-
-
-def queue_case_name(case: Mapping[str, Any]) -> str:
-    """The name of a case in progress lines and tables."""
-    doing = "reading alone" if case["compute"] == "none" else f"beside {case['compute']}"
-    queue = f", queue {case['queue']}" if case["workers"] else ""
-    return f"workers {case['workers']}{queue}, {doing}"
 
 
 def lacks_package(record: Record) -> bool:

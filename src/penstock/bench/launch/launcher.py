@@ -7,50 +7,20 @@ ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ...base import PenstockError, UsageError
 from ...instruments import Record
 from . import supervisor
-from .request import LaunchRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch of a case."""
-
-    request: LaunchRequest
-    number: int
-    """Its number among the launches of the case, from 0."""
-    order: int | None
-    """Its index in the sweep's order; None outside a sweep."""
-    timeout_s: float
-    """The seconds after which it is killed."""
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """Arguments of `run_launch` beside the request."""
-        return {"launch": self.number, "order": self.order, "timeout_s": self.timeout_s}
-
+from .request import Launch
 
 Launcher = Callable[[Iterable[Launch]], Iterator[tuple[Launch, Record]]]
 
 
-def in_turn(
-    launches: Iterable[Launch], run: Callable[..., Record] | None = None
-) -> Iterator[tuple[Launch, Record]]:
-    """Run launches one after the other on this machine.
-
-    Args:
-        launches: the launches.
-        run: runs one launch; None for `run_launch`.
-
-    Yields:
-        Each launch and its record.
-    """
+def in_turn(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
+    """Run launches one after the other on this machine."""
     for launch in launches:
-        yield launch, (run or supervisor.run_launch)(launch.request, **launch.how)
+        yield launch, supervisor.run_launch(launch)
 
 
 def ask_worker(
@@ -78,8 +48,7 @@ def ask_worker(
         UsageError: the case is not valid; its message is that of the process.
         PenstockError: the case cannot be measured; its message is that of the failure.
     """
-    asked = Launch(LaunchRequest(scenario, case, task="check"), 0, None, timeout_s)
-    ((_, answer),) = launcher([asked])
+    ((_, answer),) = launcher([Launch(scenario, case, timeout_s, task="check")])
     if answer.error is None:
         return answer
     if answer.status == "unsupported":

@@ -49,7 +49,7 @@ from ...cluster import (
     still_wanted,
 )
 from ...instruments import Failure, Record, case_key, collect_environment, parse_record
-from .launcher import Launch
+from .request import Launch
 from .supervisor import LaunchPlace, run_launch
 
 BENCH_LIBRARIES = ("penstock-dl", "numpy", "torch", "torchvision", "tensorstore", "zarr", "dask")
@@ -116,7 +116,7 @@ class LaunchesOnCluster:
                 line, draft = result
                 record = parse_record(line)
                 if draft is not None:
-                    _move(Path(draft), Path(launch.request.case[OUT]))
+                    _move(Path(draft), Path(launch.case[OUT]))
                 self._kind = self._kind or kind_of(record.environment)
                 yield launch, record
         finally:
@@ -136,8 +136,8 @@ class LaunchesOnCluster:
 
     def _work_of(self, launch: Launch) -> RemoteLaunch:
         needs = self._needs
-        if OUT in launch.request.case:
-            parent = absolute(launch.request.case[OUT]).parent
+        if OUT in launch.case:
+            parent = absolute(launch.case[OUT]).parent
             self._parents.add(parent)
             needs = (*needs, parent)
         return RemoteLaunch(launch, needs, self._folder, self._variables, self._kind)
@@ -159,14 +159,13 @@ def _failed(launch: Launch, failure: FailedItem, kind: Kind | None) -> Record:
     """
     if failure.exit_code == UsageError.exit_code:
         raise failure.error()
-    request = launch.request
     return Record.model_validate(
         {
             "id": uuid.uuid4().hex,
             "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
-            "scenario": request.scenario,
-            "case": scrubbed(dict(request.case)),
-            "key": case_key(request.scenario, request.case),
+            "scenario": launch.scenario,
+            "case": scrubbed(dict(launch.case)),
+            "key": case_key(launch.scenario, launch.case),
             "launch": launch.number,
             "order": launch.order,
             "status": "crash",
@@ -261,10 +260,10 @@ def launch_here(
             "are not compared"
         )
     launch, draft = work.launch, None
-    case = launch.request.case
+    case = launch.case
     if OUT in case:
         draft = str(absolute(case[OUT]).parent / f".penstock-{secrets.token_hex(8)}.part")
-        launch = replace(launch, request=replace(launch.request, case={**case, OUT: draft}))
+        launch = replace(launch, case={**case, OUT: draft})
     mine = {name: text for name, text in os.environ.items() if name not in OF_WORKERS}
     place = LaunchPlace(
         folder=work.folder if work.folder.is_dir() else None,
@@ -272,7 +271,7 @@ def launch_here(
         facts={"worker": {"host": here, "address": address}},
         wanted=wanted,
     )
-    record = run_launch(launch.request, **launch.how, place=place)
+    record = run_launch(launch, place=place)
     is_there = draft is not None and Path(draft).is_dir()
     return record.line(), draft if is_there else None
 

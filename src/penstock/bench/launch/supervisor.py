@@ -44,7 +44,7 @@ from ...instruments import (
     kernel_memory,
 )
 from .outcome import Ending, failure, fate_of, oom_kills, outcome
-from .request import LaunchRequest
+from .request import Launch
 
 WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
 STDERR_BYTES = 4096
@@ -70,21 +70,12 @@ class LaunchPlace:
 
 
 def run_launch(
-    request: LaunchRequest,
-    *,
-    launch: int,
-    order: int | None,
-    timeout_s: float,
-    command: Sequence[str] | None = None,
-    place: LaunchPlace = LaunchPlace(),
+    launch: Launch, *, command: Sequence[str] | None = None, place: LaunchPlace = LaunchPlace()
 ) -> Record:
     """Run a worker to its end, or until its time is over. Its failure is a record too.
 
     Args:
-        request: what to measure, and how.
-        launch: the number of the launch among those of its case.
-        order: its index in the sweep's order; None outside a sweep.
-        timeout_s: the seconds after which it is killed.
+        launch: what to measure, and how.
         command: a program to run in place of the worker. It gets the path of the request and the
             file descriptor to answer on as further arguments.
         place: where the worker runs.
@@ -103,29 +94,29 @@ def run_launch(
     began = datetime.now().astimezone().isoformat(timespec="milliseconds")
     surroundings = {**collect_environment(place.folder, place.variables), **place.facts}
     kills = oom_kills()
-    ending = _run(command or WORKER, request, timeout_s, place)
+    ending = _run(command or WORKER, launch, place)
     killed = [source for source, count in oom_kills().items() if count > kills.get(source, 0)]
-    fate = fate_of(ending, timeout_s, killed, counted=bool(kills))
+    fate = fate_of(ending, launch.timeout_s, killed, counted=bool(kills))
 
-    stated = {"scenario": request.scenario, "launch": launch, "order": order}
+    stated = {"scenario": launch.scenario, "launch": launch.number, "order": launch.order}
     stated |= {"id": uuid.uuid4().hex, "time": began, "key": ""}
     try:
-        record = _record(request, outcome(ending, fate) | stated, ending, surroundings)
+        record = _record(launch, outcome(ending, fate) | stated, ending, surroundings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         fault = f"its answer is not a record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         failed = failure("crash", "report", fault, ending)
-        return _record(request, failed | stated, ending, surroundings)
+        return _record(launch, failed | stated, ending, surroundings)
     if record.ok and ending.exit != 0:  # while it unloads a driver, say; the answer still counts
         return record.model_copy(update={"facts": {**record.facts, "ended": fate[1]}})
     return record
 
 
 def _record(
-    request: LaunchRequest, stated: Mapping[str, Any], ending: Ending, surroundings: dict[str, Any]
+    launch: Launch, stated: Mapping[str, Any], ending: Ending, surroundings: dict[str, Any]
 ) -> Record:
     """The record: the worker's answer and what the supervisor measured, without secrets."""
-    bare = Record.model_validate({"case": dict(request.case), **stated})
+    bare = Record.model_validate({"case": dict(launch.case), **stated})
     # A launch may end between two readings of its memory.
     held = [count for count in (ending.peak, bare.memory.host_baseline) if count is not None]
     peaks = {"host_peak": max(held, default=None)}
@@ -142,13 +133,11 @@ def _record(
     return bare.model_copy(update=seen)
 
 
-def _run(
-    command: Sequence[str], request: LaunchRequest, timeout_s: float, place: LaunchPlace
-) -> Ending:
+def _run(command: Sequence[str], launch: Launch, place: LaunchPlace) -> Ending:
     answers, theirs = os.pipe()
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "request.json"
-        path.write_text(json.dumps(asdict(request)))
+        path.write_text(json.dumps(asdict(launch)))
         try:
             process = subprocess.Popen(
                 [*command, str(path), str(theirs)],
@@ -166,7 +155,7 @@ def _run(
         finally:
             os.close(theirs)
         with os.fdopen(answers, "rb", buffering=0) as pipe:
-            return _supervise(process, pipe, timeout_s, place.wanted)
+            return _supervise(process, pipe, launch.timeout_s, place.wanted)
 
 
 def _supervise(

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...instruments import Ledger, Record, case_key
-from .launcher import Launch, Launcher, in_turn
-from .request import LaunchRequest
+from .launcher import Launcher, in_turn
+from .request import Launch
 
 LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
 CERTAIN = ("oom_device", "oom_host", "unsupported", "wrong_result")
@@ -109,6 +109,8 @@ def run_sweep(
     for record in records:
         state.note(record)
 
+    how: dict[str, Any] = {"rules": dict(rules), "memory_limit": memory_limit}
+
     def missing() -> Iterator[Launch]:
         for place, (index, number) in enumerate(state.pairs):
             case, key = cases[index], keys[index]
@@ -117,17 +119,14 @@ def run_sweep(
                 state.step(case, number, skipped=skipped)
                 continue
             state.step(case, number)
-            request = LaunchRequest(
-                scenario, dict(case), rules=dict(rules), memory_limit=memory_limit
-            )
-            yield Launch(request, number, place, timeout_s)
+            yield Launch(scenario, dict(case), timeout_s, number, place, **how)
 
     ran = []
     for launch, record in launcher(missing()):
         record = ledger.append(record)
         ran.append(record)
         state.note(record)
-        state.step(launch.request.case, launch.number, record=record)
+        state.step(launch.case, launch.number, record=record)
     return records + sorted(ran, key=lambda record: record.order or 0)
 
 

@@ -25,7 +25,7 @@ import psutil
 
 from ...base import UsageError, describe, end_with_parent, where_in_users_code
 from ..scenarios import WrongResult, find, make
-from .request import LaunchRequest
+from .request import Launch
 
 if TYPE_CHECKING:
     from ...instruments import Status
@@ -64,18 +64,18 @@ def main(request_path: str, descriptor: str) -> int:
     end_with_parent()
     faulthandler.enable(all_threads=False)
     answers = Answers(int(descriptor))
-    request = LaunchRequest(**json.loads(Path(request_path).read_text()))
+    launch = Launch(**json.loads(Path(request_path).read_text()))
     ballast = bytearray(BALLAST_BYTES)
     try:
         answers.begin("setup")
-        if request.memory_limit is not None:
-            limit_memory(request.memory_limit)
-        result = _check(request) if request.task == "check" else _measure(request, answers, began)
+        if launch.memory_limit is not None:
+            limit_memory(launch.memory_limit)
+        result = _check(launch) if launch.task == "check" else _measure(launch, answers, began)
         answers.begin("report")
         answers.say({"result": result})
     except Exception as error:
         del ballast
-        status = status_of(error, limited=request.memory_limit is not None)
+        status = status_of(error, limited=launch.memory_limit is not None)
         kind = f"{type(error).__name__}: " if status == "crash" else ""
         message, place = kind + describe(error), where_in_users_code(error)
         message += place * (place not in message)
@@ -133,33 +133,26 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__
 
 
-def _check(request: LaunchRequest) -> dict[str, Any]:
-    """The answer of the function ``check`` in the scenario's module. If there is none, the scenario
-    is set up and closed.
-    """
-    check = getattr(find(request.scenario)[0], "check", None)
-    if check is not None:
-        from ..measure import host_memory
+def _check(launch: Launch) -> dict[str, Any]:
+    """The answer of the function ``check`` in the scenario's module."""
+    from ..measure import host_memory
 
-        # The memory that a limit counts before there is a model: Python, torch and libraries.
-        needed = host_memory()["host_counted"]
-        case, facts = check(request.case)
-        return {"case": case, "facts": {**facts, "process_bytes": needed}}
-    scenario = make(request.scenario, request.case)
-    facts = dict(scenario.facts)
-    scenario.close()
-    return {"facts": facts}
+    check = find(launch.scenario)[0].check
+    # The memory that a limit counts before there is a model: Python, torch and libraries.
+    needed = host_memory()["host_counted"]
+    case, facts = check(launch.case)
+    return {"case": case, "facts": {**facts, "process_bytes": needed}}
 
 
-def _measure(request: LaunchRequest, answers: Answers, began: float) -> dict[str, Any]:
+def _measure(launch: Launch, answers: Answers, began: float) -> dict[str, Any]:
     with contextlib.suppress(ModuleNotFoundError):  # some scenarios need no torch
         import torch  # noqa: F401 - under the limit, and part of the baseline
     from .. import measure
 
     baseline = psutil.Process().memory_info().rss
-    scenario = make(request.scenario, request.case)
+    scenario = make(launch.scenario, launch.case)
     setup_s = time.perf_counter() - began
-    rules = measure.Rules.model_validate(request.rules)
+    rules = measure.Rules.model_validate(launch.rules)
     result = measure.measure_scenario(scenario, rules, answers.begin)
     result["warmup"]["setup_s"] = setup_s
     result["memory"]["host_baseline"] = baseline

@@ -22,7 +22,6 @@ Work = Mapping[str, float]
 
 SCENARIOS = {
     "model": "penstock.bench.scenarios.model:ModelScenario",
-    "matmul": "penstock.bench.scenarios.matmul:Matmul",
     "loader": "penstock.bench.scenarios.loader_scenario:LoaderScenario",
     "ladder": "penstock.bench.scenarios.ladder:rung",
     "queue": "penstock.bench.scenarios.queue:QueueScenario",

@@ -30,24 +30,17 @@ class QueueScenario:
     """A loader and a step beside it."""
 
     def __init__(
-        self,
-        case: Mapping[str, Any],
-        batches: FromLoader | InPlace | None = None,
-        compute: Sleep | None = None,
+        self, case: Mapping[str, Any], batches: FromLoader | InPlace | None = None
     ) -> None:
         self.device = "cpu"
-        self._compute = compute or Sleep(case)
+        self._compute_s = float(case["compute_time"])
         self._batches = batches or (FromLoader(case) if case["workers"] else InPlace(case))
         self._queue: Any = self._batches if case["workers"] else None
-        self._taken: list[int] = []
         self._left: list[int] = []
         self._filled = False
         self._held: Mapping[str, Any] | None = None
         self.work: Work = {"samples": case["batch"]}
         self.facts: dict[str, Any] = {
-            "compute_s": self._compute.seconds,
-            "in_hand": 0,  # a batch is begun only when there is room for it
-            "taken": self._taken,
             "left": self._left,
         }
 
@@ -63,10 +56,9 @@ class QueueScenario:
             if self._queue is not None:
                 self._queue.fill()
             return self.work
-        if self._queue is not None:
-            self._taken.append(self._queue.depth())
         phase("")
-        self._compute.run()
+        if self._compute_s:
+            time.sleep(self._compute_s)
         phase("compute")
         if self._queue is not None:
             self._left.append(self._queue.depth())
@@ -153,14 +145,3 @@ def _loader(case: Mapping[str, Any], *, workers: int, queue: int) -> Loader:
         )
     loader.order = Endless(**asdict(loader.order), reshuffled=True)
     return loader
-
-
-class Sleep:
-    """A step between two batches, which takes the seconds of the case and no processor."""
-
-    def __init__(self, case: Mapping[str, Any]) -> None:
-        self.seconds = float(case["compute_time"])
-
-    def run(self) -> None:
-        if self.seconds:
-            time.sleep(self.seconds)

@@ -40,9 +40,17 @@ from ...base import (
     writing_output,
 )
 from ...data import Chips, Split, channels_of, seen_again, split_folder
-from ...instruments import LEDGER_FILE, Ledger, Record, case_key
+from ...instruments import (
+    LEDGER_FILE,
+    Ledger,
+    Record,
+    case_key,
+    peak_of_ranks,
+    phases_of_ranks,
+)
 from ...training import TRAIN_LOCK, TRAINS
-from ..launch.launcher import Launch, Launcher, in_turn
+from ..launch.launcher import Launcher, in_turn
+from ..launch.request import Launch, series_rules
 from ..launch.sweep import SweepStep, launches_of, run_sweep
 from .preset import SuitePreset
 
@@ -61,9 +69,6 @@ KEPT = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
 ROOTS: dict[str, Split] = {"train_data_root": "train", "val_data_root": "validation"}
 """Knobs of a training, and the splits whose folders they name."""
 _CUTS = "penstock suite preprocess makes train and val in its --output-dir"
-RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
-"""Rules of a launch with one training."""
-
 Case = dict[str, Any]
 
 
@@ -198,7 +203,7 @@ def check_resumed_suite(config: SuiteConfig, cases: Iterable[Case], here: str) -
         UsageError: the ledger holds other runs, or runs of another machine.
     """
     ours = {case_key("train", case) for case in cases}
-    for record in _ledger(config.output_dir).records():
+    for record in Ledger(config.output_dir / SUITE_LEDGER).records():
         if record.key not in ours:
             raise UsageError(
                 f"--resume: --output-dir {config.output_dir} holds another suite, with a run of "
@@ -210,10 +215,6 @@ def check_resumed_suite(config: SuiteConfig, cases: Iterable[Case], here: str) -
                 f"--resume: --output-dir {config.output_dir} was measured on another machine "
                 f"({machine}, not {here}); give another folder"
             )
-
-
-def _ledger(out: Path) -> Ledger:
-    return Ledger(out / SUITE_LEDGER)
 
 
 def _parts(out: Path) -> list[Path]:
@@ -267,31 +268,30 @@ def run_suite(
     of_launch = ("output_dir", *Labels.model_fields)
 
     def placed(launch: Launch) -> Launch:
-        part = launch_folder(launch.request.case, launch.number)
+        part = launch_folder(launch.case, launch.number)
         folder = out / part
         check_alone(folder / TRAIN_LOCK, TRAINS)
         shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
         name = f"{ledger.labels['name']} {part}"[:MOST_NAME]
         labels = {"name": name, "tag": ledger.labels["tags"]}
-        case = {**launch.request.case, **labels, "output_dir": str(folder)}
-        return replace(launch, request=replace(launch.request, case=case))
+        case = {**launch.case, **labels, "output_dir": str(folder)}
+        return replace(launch, case=case)
 
     def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
         for launch, record in launcher(map(placed, launches)):
-            case = dict(launch.request.case)
+            case = dict(launch.case)
             folder = Path(case["output_dir"])
             case = {name: value for name, value in case.items() if name not in of_launch}
             if not case["save_checkpoints"]:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-            bare = replace(launch, request=replace(launch.request, case=case))
-            yield bare, finished(record, case)
+            yield replace(launch, case=case), finished(record, case)
 
     return run_sweep(
         "train",
         cases,
         launches_of(config.effort),
         ledger,
-        rules=RULES,
+        rules=series_rules(1),
         timeout_s=config.timeout,
         memory_limit=None,
         seed=config.seed,
@@ -328,32 +328,8 @@ def finished(record: Record, case: Mapping[str, Any]) -> Record:
     training = record.facts.get("training")
     if training is not None:
         seconds = {"training": training["training_s"], "validation": training["validation_s"]}
-        seconds |= phases_of(training)
+        seconds |= phases_of_ranks(training)
         fields["samples_s"] = {**record.samples_s, **{name: (s,) for name, s in seconds.items()}}
         peaks = {name: peak_of_ranks(training, name) for name in ("device_peak", "device_reserved")}
         fields["memory"] = record.memory.model_copy(update=peaks)
     return record.model_copy(update=fields)
-
-
-def peak_of_ranks(training: Mapping[str, Any], name: str) -> int | None:
-    """The highest peak of any rank.
-
-    Args:
-        training: the results of a training.
-        name: the peak, such as ``device_peak``.
-
-    Returns:
-        Bytes; None if no rank has it.
-    """
-    peaks = (rank["memory"][name] for rank in training["ranks"])
-    return max((peak for peak in peaks if peak is not None), default=None)
-
-
-def phases_of(training: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each phase over all steps, mean over ranks; without phases that no rank had."""
-    phases: dict[str, list[float]] = {}
-    for rank in training["ranks"]:
-        for name, times in rank["phases"].items():
-            if times is not None and name != "step":
-                phases.setdefault(name, []).append(times["total_s"])
-    return {name: sum(seconds) / len(seconds) for name, seconds in phases.items()}

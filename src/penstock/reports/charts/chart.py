@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...base import UsageError, for_terminal, format_bytes, significant
+from ...base import UsageError, for_terminal, format_bytes, plural, require, significant
 
 Kind = Literal["line", "dots", "points", "bars", "steps", "area"]
 Colour = int | str
@@ -22,6 +21,10 @@ Colour = int | str
 Numbers = Sequence[Any] | NDArray[Any]
 MOST_LETTERS = 160
 """Most characters of one text in a figure, because names may be of any length."""
+
+
+_MOST_NAMED = 24
+"""Values that are named one by one; of more there are the least, the median and the greatest."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,10 @@ def document_of(value: Any) -> Any:
     if isinstance(value, np.ndarray | Sequence):
         return [document_of(each) for each in value]
     if isinstance(value, float):
-        return float(f"{value:.5g}") if np.isfinite(value) else None
+        if not np.isfinite(value):
+            return None
+        short = float(f"{value:.5g}")
+        return int(short) if short.is_integer() and abs(short) < 1e9 else short
     return value
 
 
@@ -145,15 +151,9 @@ def clipped_text(text: str) -> str:
 
 def link_of(pixels: NDArray[np.uint8]) -> str:
     """An image as a PNG in a data URL."""
-    height, width = pixels.shape[:2]
-    rows = np.ascontiguousarray(pixels).reshape(height, -1)
-    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows), 9)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n"
-    for name, chunk in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
-        png += struct.pack(">I", len(chunk)) + name + chunk
-        png += struct.pack(">I", zlib.crc32(name + chunk))
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    file = io.BytesIO()
+    require("PIL.Image", "plot").fromarray(pixels).save(file, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def greys(image: ArrayLike, low: float, high: float) -> NDArray[np.uint8]:
@@ -264,3 +264,40 @@ def with_unit(value: float, unit: str) -> str:
     scaled = value / factor
     number = f"{scaled:,.0f}" if scaled == round(scaled) else significant(scaled)
     return f"{number} {name}".rstrip()
+
+
+def words_of(figure: Figure) -> str:
+    """A figure in words, for readers who cannot see it: all panels, each series with its values."""
+    return " ".join(f"{line}." for panel in figure.panels for line in _lines(panel))
+
+
+def _lines(panel: Panel) -> Iterator[str]:
+    title = f"{panel.title}: " if panel.title else ""
+    if panel.image is not None:
+        boxes = [plural(len(each.places), f"{each.label} box") for each in panel.image.boxes]
+        size = " x ".join(map(str, panel.image.pixels.shape[:2]))
+        yield f"{title}{', '.join([f'image of {size} pixels', *boxes])}"
+    for series in panel.series:
+        if not series.silent:
+            name = f"{title}{series.label} " if series.label else title
+            yield f"{name}{_values(panel, series)}"
+    for value, name in panel.limits:
+        yield f"{title}{name} {with_unit(value, panel.y.unit)}"
+
+
+def _values(panel: Panel, series: Series) -> str:
+    y = np.array([np.nan if value is None else value for value in series.y], np.float64)
+    heights = y - np.asarray(series.base, np.float64) if len(series.base) else y
+    unit, finite = panel.y.unit, heights[np.isfinite(heights)]
+    if not finite.size:
+        return "not recorded"
+    if panel.x.ticks and len(heights) <= _MOST_NAMED:
+        texts = series.texts or [""] * len(heights)
+        return ", ".join(
+            " ".join(filter(None, [panel.x.ticks[round(at)], with_unit(float(value), unit), text]))
+            for at, value, text in zip(series.x, heights, texts, strict=True)
+            if np.isfinite(value)
+        )
+    ends = (finite.min(), finite.max(), np.median(finite))
+    low, high, middle = (with_unit(float(value), unit) for value in ends)
+    return f"from {low} to {high}, {middle} in the median of {plural(finite.size, 'value')}"

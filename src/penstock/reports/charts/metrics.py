@@ -1,9 +1,7 @@
 """The figures of a run, drawn from its metrics: its rows, the seed's ``metrics.json``, or a log of
 nvidia-smi.
 
-Each kind of file has a function that draws it (``metrics_figures``, ``gpu_figures``: figures by the
-end of their file name) and one that saves its figures (`plot_metrics`, `plot_gpu_metrics`). A
-missing value breaks the line and counts in no mean.
+A missing value breaks the line and counts in no mean.
 """
 
 from __future__ import annotations
@@ -28,35 +26,16 @@ from .paper import save_under
 Values = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Gauge:
-    """Quantities over time that share a figure."""
-
-    title: str
-    axis: Axis
-    lines: Sequence[Series]
-    note: str = ""
-    limits: Sequence[tuple[float, str]] = ()
-    strips: bool = False
-    """True if each line has its own panel: devices at 100 % would hide one another."""
-
-    @property
-    def seen(self) -> list[Series]:
-        """The lines that have a value."""
-        return [line for line in self.lines if np.isfinite(np.asarray(line.y, float)).any()]
-
-
 def plot_metrics(
-    path: Path,
-    out_prefix: str | Path,
-    mean: bool = False,
-    smooth: int = 1,
-    replace: bool = False,
+    path: Path, out_prefix: str | Path, mean: bool = False, smooth: int = 1, replace: bool = False
 ) -> list[Path]:
     """Draw the metrics of a run to ``<out_prefix>_cpu.png``, ``_ram.png`` and so on.
 
     Args:
-        path: The rows of `penstock.instruments.Sampler`, or a ``metrics.json`` as the seed has it.
+        path: The rows of `penstock.instruments.Sampler`; a ``metrics.json`` as the seed has it; or
+            a log of ``nvidia-smi --query-gpu=... --format=csv``, whose columns timestamp, index,
+            name, memory.used and utilization.gpu are drawn. The first and one of the last two must
+            be there.
         out_prefix: The path of the figures up to their names.
         mean: Draw the mean of every line, too.
         smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
@@ -71,93 +50,75 @@ def plot_metrics(
     return save_under(out_prefix, metrics_figures(path, mean, smooth), replace)
 
 
-def plot_gpu_metrics(
-    csv_path: Path,
-    out_prefix: str | Path,
-    mean: bool = False,
-    smooth: int = 1,
-    replace: bool = False,
-) -> list[Path]:
-    """Draw a log of ``nvidia-smi --query-gpu=... --format=csv``.
-
-    Args:
-        csv_path: The log. Its columns timestamp, index, name, memory.used and utilization.gpu are
-            drawn; the first and one of the last two must be there.
-        out_prefix: The figures are ``<out_prefix>_gpu_util.png`` and ``<out_prefix>_vram.png``.
-        mean: Draw the mean of every line, too.
-        smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
-        replace: Replace figures that Penstock did not write.
-
-    Returns:
-        The files that were written.
-
-    Raises:
-        UsageError: The file is no such log.
-    """
-    return save_under(out_prefix, gpu_figures(csv_path, mean, smooth), replace)
-
-
 def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
     """The figures of `plot_metrics` by the end of their file names."""
     path = Path(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         reference = json.loads(text)
-    except ValueError:  # many lines, each a record
-        gauges = row_gauges(*read_rows(path))
+    except ValueError:  # many lines, each a record; or a table
+        gauges = row_gauges(*read_rows(path)) if text[:1] == "{" else _gpu_csv_gauges(text, path)
     else:
         if isinstance(reference, dict) and "schema" in reference:  # a header without a row
             gauges = {}
         else:
             gauges = _reference_gauges(reference, path)
-    return _figures(gauges, path, mean, smooth)
-
-
-def gpu_figures(csv_path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
-    """The figures of `plot_gpu_metrics` by the end of their file names."""
-    return _figures(_gpu_csv_gauges(csv_path), csv_path, mean, smooth)
-
-
-def _figures(gauges: Mapping[str, Gauge], path: Path, mean: bool, smooth: int) -> dict[str, Figure]:
-    figures = {name: draw_gauge(g, mean, smooth) for name, g in gauges.items() if g.seen}
-    if not figures:
+    if not gauges:
         raise UsageError(f"{path} holds no sample to plot")
-    return figures
+    return {name: with_means(figure, mean, smooth) for name, figure in gauges.items()}
 
 
-def draw_gauge(gauge: Gauge, mean: bool = False, smooth: int = 1) -> Figure:
-    """The figure of a gauge that has at least one value.
+def gauge(
+    title: str,
+    axis: Axis,
+    lines: Sequence[Series],
+    note: str = "",
+    limits: Sequence[tuple[float, str]] = (),
+    apart: bool = False,
+) -> Figure | None:
+    """The figure of quantities over time; None if none has a value.
 
     Args:
-        gauge: The gauge.
-        mean: Draw the mean of every line, too.
-        smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
+        title: The title.
+        axis: The axis of the values.
+        lines: The quantities.
+        note: A text below the title, behind the number of samples.
+        limits: Horizontal lines.
+        apart: Whether each quantity has its own panel: devices at 100 % would hide one another.
 
     Returns:
         The figure.
     """
-    time = Axis("Time", "s")
-    lines = [_parts(line, gauge.axis.unit, mean, smooth) for line in gauge.seen]
-    if gauge.strips:
-        panels = [
-            Panel(line.label, time, gauge.axis, parts, gauge.limits)
-            for line, parts in zip(gauge.seen, lines, strict=True)
-        ]
-    else:
-        series = [part for parts in lines for part in parts]
-        panels = [Panel("", time, gauge.axis, series, gauge.limits)]
-    longest = max(gauge.seen, key=lambda line: len(line.x))
-    number = int(np.isfinite(np.asarray(longest.y, float)).sum())
-    samples = plural(number, "sample")
+    seen = [line for line in lines if np.isfinite(np.asarray(line.y, float)).any()]
+    if not seen:
+        return None
+    longest = max(seen, key=lambda line: len(line.x))
+    samples = plural(int(np.isfinite(np.asarray(longest.y, float)).sum()), "sample")
     if len(longest.x) > 1:
         samples += f", one every {format_seconds(float(np.median(np.diff(longest.x))))}"
-    facts = [
-        samples,
-        f"bold: rolling mean of {smooth}, faint: raw" if smooth > 1 else "",
-        "dashed: mean" if mean else "",
-        gauge.note,
+    each = [(line.label, [line]) for line in seen] if apart else [("", seen)]
+    panels = [Panel(name, Axis("Time", "s"), axis, shown, limits) for name, shown in each]
+    return Figure(title, _joined(samples, note), panels)
+
+
+def _joined(*facts: str) -> str:
+    return "  ·  ".join(filter(None, facts))
+
+
+def with_means(figure: Figure, mean: bool, smooth: int) -> Figure:
+    """A gauge with the rolling means of its lines, and with their means."""
+    rolling = f"bold: rolling mean of {smooth}, faint: raw" if smooth > 1 else ""
+    panels = [
+        replace(
+            panel,
+            series=[
+                part for line in panel.series for part in _parts(line, panel.y.unit, mean, smooth)
+            ],
+        )
+        for panel in figure.panels
     ]
-    return Figure(gauge.title, "  ·  ".join(filter(None, facts)), panels)
+    note = _joined(figure.note, rolling, "dashed: mean" if mean else "")
+    return replace(figure, note=note, panels=panels)
 
 
 def _parts(line: Series, unit: str, mean: bool, smooth: int) -> list[Series]:
@@ -177,8 +138,8 @@ def _parts(line: Series, unit: str, mean: bool, smooth: int) -> list[Series]:
     return parts
 
 
-def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, Gauge]:
-    """The gauges of the rows of one process, by the end of their file names."""
+def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, Figure]:
+    """The gauges of the rows of one process, by the end of their file names; those with a value."""
     t = _numbers(row["t"] for row in rows)
 
     def line(label: str, key: str, colour: int = 0, dashes: int = 0) -> Series:
@@ -187,13 +148,13 @@ def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, 
 
     cores = header["cpu_count"]
     gauges = {
-        "cpu": Gauge(
+        "cpu": gauge(
             "CPU of the job",
             Axis("CPU, 100 is one core", "%"),
             [line("CPU", "cpu_percent")],
             f"process tree, machine of {cores} cores" if cores else "process tree",
         ),
-        "ram": Gauge(
+        "ram": gauge(
             "Memory of the job",
             Axis("Memory", "B"),
             [line("RSS", "rss_bytes"), _sparse(line("PSS (shared pages once)", "pss_bytes", 1))],
@@ -204,13 +165,13 @@ def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, 
     for name in dict.fromkeys([*queues, *(name for row in rows for name in row["gauges"])]):
         values = _numbers(row["gauges"].get(name) for row in rows)
         gauges[_file_part(name)] = _gauge(name, queues.get(name), Series(name, t, values))
-    gauges["net_io"] = Gauge(
+    gauges["net_io"] = gauge(
         "Network",
         Axis("Rate", "B/s"),
         [line("sent", "net_sent_bytes_per_s"), line("received", "net_recv_bytes_per_s", 1)],
         "whole machine, loopback included",
     )
-    gauges["disk_io"] = Gauge(
+    gauges["disk_io"] = gauge(
         "Disk",
         Axis("Rate", "B/s"),
         [
@@ -222,10 +183,14 @@ def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, 
         "what reached a disk",
     )
     readings = [_GpuReading(row["t"], **gpu) for row in rows for gpu in row["gpus"] or []]
-    return gauges | _gpu_gauges(readings)
+    return _drawn(gauges) | _gpu_gauges(readings)
 
 
-def _reference_gauges(metrics: Any, path: Path) -> dict[str, Gauge]:
+def _drawn(gauges: Mapping[str, Figure | None]) -> dict[str, Figure]:
+    return {name: figure for name, figure in gauges.items() if figure is not None}
+
+
+def _reference_gauges(metrics: Any, path: Path) -> dict[str, Figure]:
     if not isinstance(metrics, dict) or not metrics.keys() & {"queue_monitor", "system_monitor"}:
         raise UsageError(f"{path} holds neither a queue_monitor nor a system_monitor")
     system = metrics.get("system_monitor") or {}
@@ -245,14 +210,14 @@ def _reference_gauges(metrics: Any, path: Path) -> dict[str, Gauge]:
             raise UsageError(f"{path} holds {len(values)} values of {name} for {len(rows)} times")
         for row, value in zip(rows, values or [], strict=False):
             row[name] = None if value is None else value * unit
-    gauges = row_gauges({"cpu_count": None, "queues": {}}, rows)
+    gauges: dict[str, Figure | None] = {**row_gauges({"cpu_count": None, "queues": {}}, rows)}
     for name, queue in (metrics.get("queue_monitor") or {}).get("queues", {}).items():
         samples = queue.get("samples", [])
         times, sizes = (_numbers(s[key] for s in samples) for key in ("t_rel_s", "size"))
         gauges[_file_part(name)] = _gauge(
             name, queue.get("max_size", 0), Series(name, times, sizes)
         )
-    return gauges
+    return _drawn(gauges)
 
 
 _EMPTY_ROW: TelemetryRow = {
@@ -266,11 +231,12 @@ _EMPTY_ROW: TelemetryRow = {
 """A row of telemetry in which nothing was read."""
 
 
-def _gauge(name: str, most: int | None, line: Series) -> Gauge:
+def _gauge(name: str, most: int | None, line: Series) -> Figure | None:
     if most is None:
-        return Gauge(name, Axis(name), [line])
+        words = name.replace("_", " ").capitalize()
+        return gauge(words, Axis(words), [line])
     limits = [(float(most), "capacity")] if most else []
-    return Gauge(f"Queue {name}", Axis("Items in queue", whole=True), [line], limits=limits)
+    return gauge(f"Queue {name}", Axis("Items in queue", whole=True), [line], limits=limits)
 
 
 @dataclass(frozen=True)
@@ -282,9 +248,8 @@ class _GpuReading:
     memory_bytes: float | None
 
 
-def _gpu_csv_gauges(path: Path) -> dict[str, Gauge]:
-    with Path(path).open(encoding="utf-8", errors="replace", newline="") as file:
-        lines = file.readlines()
+def _gpu_csv_gauges(text: str, path: Path) -> dict[str, Figure]:
+    lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n") and not lines[-1].rstrip().endswith(("iB", "%", "]")):
         lines.pop()  # cut off within a number, it would read as a smaller one
     table = [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
@@ -328,7 +293,7 @@ def _quantity(text: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Gauge]:
+def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Figure]:
     gpus = group_by(readings, lambda reading: f"GPU {reading.index} {reading.name}".strip())
 
     def lines(key: str) -> list[Series]:
@@ -344,12 +309,12 @@ def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Ga
             )
         ]
 
-    return {
-        "gpu_util": Gauge(
-            "GPU utilisation", Axis("Busy", "%", high=105), lines("util_percent"), note, strips=True
-        ),
-        "vram": Gauge("GPU memory", Axis("Used", "B"), lines("memory_bytes"), note, strips=True),
+    busy, used = Axis("Busy", "%", high=105), Axis("Used", "B")
+    gauges = {
+        "gpu_util": gauge("GPU utilisation", busy, lines("util_percent"), note, apart=True),
+        "vram": gauge("GPU memory", used, lines("memory_bytes"), note, apart=True),
     }
+    return _drawn(gauges)
 
 
 def _file_part(name: str) -> str:

@@ -23,13 +23,14 @@ from ...bench import pixels_of
 from ..cell import latest
 from ..model.cell import PHASES, ModelCell
 from ..model.report import labelled
-from ..table import reading_numbers
 from .chart import Axis, Figure, Panel, Series
 from .paper import save_under
 
 _GREYS = ("deep", "middle", "pale")
 """The phases, because colours show the batch size."""
 _CASE = "Tile (pixels)"
+_RESULTS = ("error", "avg_time_ms", "median_time_ms")
+"""A row with one of these was measured or has failed; one that only tried its memory has none."""
 _MOST_BARS = 48
 """Bars of more cases than this are too thin to read."""
 
@@ -65,21 +66,20 @@ def bench_figures(path: Path) -> dict[str, Figure]:
     for (label, cells), named in zip(groups, words, strict=True):
         apart = [word for word in named if not all(word in other for other in words)]
         name = re.sub(r"[^\w.-]+", "_", "_".join(apart))
-        with reading_numbers(path.name):
+        try:
             figures[name] = draw_bench(label, cells, path.name)
+        except ValueError as error:
+            raise UsageError(f"{path.name} has a field that is not a number: {error}") from error
     return figures
 
 
 def draw_bench(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
     """All panels of one group of cells."""
-    drawn = _in_order(latest(cells, lambda cell: cell.has_result))
+    shown = latest(cells, lambda cell: any(cell.row.get(name) for name in _RESULTS))
+    drawn = sorted(shown, key=lambda cell: (pixels_of(cell.tile), cell.batch))
     times = [time_panel(drawn)] if len(drawn) <= _MOST_BARS else []
     panels = [memory_panel(drawn), *rate_panels(drawn), *times, frontier_panel(drawn)]
     return Figure(label, _facts(len(cells), drawn, source), panels, 3)
-
-
-def _in_order(cells: Sequence[ModelCell]) -> list[ModelCell]:
-    return sorted(cells, key=lambda cell: (pixels_of(cell.tile), cell.batch))
 
 
 def _facts(rows: int, drawn: Sequence[ModelCell], source: str) -> str:
@@ -125,18 +125,13 @@ def rate_panels(cells: Sequence[ModelCell]) -> list[Panel]:
     samples = [cell.samples_per_s for cell in cells]
     pixels = [cell.pixels_per_s for cell in cells]
     axis = Axis("Samples a second", "samples/s")
-    return [
-        _by_tile(cells, each, rates, _rate_ends(cells, rates))
-        for each, rates in ((axis, samples), (_rate_axis(cells), pixels))
-    ]
-
-
-def _rate_ends(cells: Sequence[ModelCell], rates: Sequence[float]) -> list[tuple[float, float]]:
-    """The intervals of rates. A long step is a low rate."""
-    return [
-        (rate * cell.step_ms / cell.ends_ms[1], rate * cell.step_ms / cell.ends_ms[0])
-        for rate, cell in zip(rates, cells, strict=True)
-    ]
+    panels = []
+    for each, rates in ((axis, samples), (_rate_axis(cells), pixels)):
+        times = [rate * cell.step_ms for rate, cell in zip(rates, cells, strict=True)]
+        # A long step is a low rate.
+        ends = [(t / c.ends_ms[1], t / c.ends_ms[0]) for t, c in zip(times, cells, strict=True)]
+        panels.append(_by_tile(cells, each, rates, ends))
+    return panels
 
 
 def _by_tile(

@@ -39,8 +39,8 @@ class InferenceRun:
     folder: Path
     content: Mapping[str, Any]
     """The content of run.json."""
-    summary: Mapping[str, Any] | None
-    """The content of summary.json; None for a run that is not finished."""
+    summary: Mapping[str, Any]
+    """The content of summary.json; empty for a run that is not finished."""
     status: RunStatus
 
     @classmethod
@@ -49,12 +49,11 @@ class InferenceRun:
 
         Raises `UsageError` if it is none.
         """
-        content, summary = read_json(folder / RUN_FILE), None
+        content, summary = read_json(folder / RUN_FILE), folder / SUMMARY_FILE
         if not isinstance(content, dict) or "fingerprint" not in content:
             raise UsageError(f"{folder / 'run.json'} is not that of a run of penstock infer")
-        if (folder / SUMMARY_FILE).is_file():
-            summary = read_json(folder / SUMMARY_FILE)
-        return cls(folder, content, summary, RunLook(folder).status())
+        done = read_json(summary) if summary.is_file() else {}
+        return cls(folder, content, done, RunLook(folder).status())
 
     @cached_property
     def telemetry(self) -> Sequence[Telemetry]:
@@ -100,12 +99,22 @@ class InferenceRun:
     @cached_property
     def stages(self) -> dict[str, StageTotals]:
         """The totals of each stage; empty for a run that is not done."""
-        stages = (self.summary or {}).get("stages") or {}
+        stages = self.summary.get("stages") or {}
         return {name: StageTotals(**totals) for name, totals in stages.items()}
 
     @property
     def seconds(self) -> float | None:
-        return (self.summary or {}).get("seconds")
+        return self.summary.get("seconds")
+
+    @property
+    def worked(self) -> float:
+        """Seconds of the run, added up over the processes that shared it."""
+        workers = self.summary.get("workers") or ()
+        return sum(worker["seconds"] for worker in workers) or self.seconds or 0.0
+
+    def share(self, stage: StageTotals) -> float:
+        """The share of the time in which the threads of a stage worked."""
+        return stage.busy / max(stage.threads, 1) / self.worked if self.worked else 0.0
 
     @property
     def cores(self) -> int | None:
@@ -122,7 +131,7 @@ class InferenceRun:
     @property
     def processes(self) -> int:
         """The processes that shared the run."""
-        return max(1, len((self.summary or {}).get("workers") or ()))
+        return max(1, len(self.summary.get("workers") or ()))
 
 
 def _telemetry(folder: Path) -> list[Telemetry]:

@@ -10,7 +10,7 @@ from typing import Any
 from ...base import RUN_FILE, SUMMARY_FILE, plural, read_json
 from ...inference import AMBIGUOUS_FILE, PlaneEnds, RunLook
 from ..content import Chapter, Report
-from ..table import Section
+from ..table import Section, settings_table
 
 _ROWS = 20
 """The most objects that are listed."""
@@ -35,8 +35,7 @@ def report_of_labels(folder: Path) -> Report:
         UsageError: It cannot be read.
     """
     settings = read_json(folder / RUN_FILE)["settings"]
-    given = [("setting", "value"), *((k.replace("_", "-"), str(v)) for k, v in settings.items())]
-    sections = [Section("Settings", given)]
+    sections = [Section("Settings", settings_table(settings))]
     name, summary = folder.name.removesuffix(".penstock"), folder / SUMMARY_FILE
     if not summary.is_file():
         state = RunLook(folder).status().line()

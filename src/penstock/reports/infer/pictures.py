@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...base import PenstockError, format_seconds, plural
 from ...data import Box, open_source
 from ..charts.chart import Axis, Figure, Panel, Series, before_after_figure
-from ..charts.metrics import Gauge, draw_gauge, row_gauges
+from ..charts.metrics import row_gauges
 from ..content import Picture
 from .job_files import InferenceRun, Telemetry
 
@@ -82,51 +82,39 @@ def draw_stages(run: InferenceRun) -> Figure:
 
 def telemetry_pictures(run: InferenceRun) -> list[Picture]:
     """Queues, processor, memory against the plan, disks, network and GPUs over time."""
+    planned = run.summary.get("planned_peak") or sum((run.plan.get("memory") or {}).values())
     pictures = []
     for number, each in enumerate(run.telemetry[:_MOST_PROCESSES]):
-        gauges = {n: g for n, g in row_gauges(each.header, each.rows).items() if _moves(g)}
-        planned = (run.summary or {}).get("planned_peak") or sum(
-            (run.plan.get("memory") or {}).values()
-        )
-        if planned and "ram" in gauges:
-            gauges["ram"] = replace(gauges["ram"], limits=[(float(planned), "plan")])
-        if "blocks_written" in gauges:
-            gauges["blocks_written"] = replace(
-                gauges["blocks_written"], title="Blocks written", axis=Axis("Blocks")
-            )
-        gauges = {name: gauge for name, gauge in gauges.items() if name not in _QUIET}
-        for name, gauge in _queues_first(each, gauges).items():
-            pictures.append(_picture(name, gauge, each, number))
+        gauges = row_gauges(each.header, each.rows)
+        gauges = {n: g for n, g in gauges.items() if n not in _QUIET and _moves(g)}
+        if planned and (ram := gauges.get("ram")):
+            (panel,) = ram.panels
+            panel = replace(panel, limits=[(float(planned), "plan")])
+            gauges["ram"] = replace(ram, panels=[panel])
+        who = f"{each.name}: " if each.name else ""
+        figures = _queues_first(each, gauges)
+        for name, figure in figures.items():
+            caption = _CAPTIONS.get(name) or f"{figure.title} over time."
+            kept = f"{name}_{number}" if number else name
+            draw = partial(figures.__getitem__, name)
+            pictures.append(Picture(kept, f"{who}{caption}", draw))
     return pictures
 
 
-def _moves(gauge: Gauge) -> bool:
+def _moves(figure: Figure) -> bool:
     """Whether a gauge has a value that is not 0."""
-    return any(np.nanmax(np.abs(np.asarray(line.y, float))) > 0 for line in gauge.seen)
+    lines = (line for panel in figure.panels for line in panel.series)
+    return any(np.nanmax(np.abs(np.asarray(line.y, float))) > 0 for line in lines)
 
 
-def _queues_first(each: Telemetry, gauges: dict[str, Gauge]) -> dict[str, Gauge]:
+def _queues_first(each: Telemetry, gauges: dict[str, Figure]) -> dict[str, Figure]:
     """The gauges, with the queues of the run joined in one figure."""
     queues = {name: gauges[name] for name in each.header["queues"] if name in gauges}
     if len(queues) < 2:
         return gauges
-    lines = [
-        replace(
-            line, label=f"{name} (room for {gauge.limits[0][0]:,.0f})" if gauge.limits else name
-        )
-        for name, gauge in queues.items()
-        for line in gauge.lines
-    ]
-    lines = [replace(line, colour=place) for place, line in enumerate(lines)]
-    joined = Gauge("Queues of the run", Axis("Items in queue", whole=True), lines, strips=True)
+    panels = [replace(q.panels[0], title=name) for name, q in queues.items()]
+    joined = Figure("Queues of the run", next(iter(queues.values())).note, panels)
     return {"queues": joined, **{n: g for n, g in gauges.items() if n not in queues}}
-
-
-def _picture(name: str, gauge: Gauge, each: Telemetry, number: int) -> Picture:
-    who = f"{each.name}: " if each.name else ""
-    caption = _CAPTIONS.get(name) or f"{gauge.title} over time."
-    kept = f"{name}_{number}" if number else name
-    return Picture(kept, f"{who}{caption}", partial(draw_gauge, gauge))
 
 
 def output_pictures(run: InferenceRun) -> list[Picture]:
@@ -140,7 +128,7 @@ def output_pictures(run: InferenceRun) -> list[Picture]:
         cannot be read.
     """
     heads = run.fingerprint.get("heads") or []
-    if run.summary is None or not heads:
+    if not run.summary or not heads:
         return []
     try:
         return list(_plane(run, _opened(_places(run, "outputs")[0]), heads[0][1]))

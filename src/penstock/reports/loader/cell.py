@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +16,11 @@ from ..table import Columns, scaled
 
 MB = 10**6
 
-SEED_NAMES = {"dask-sample": "per-sample", "dask-stacked": "stacked"}
-"""The seed's names of two loaders."""
+SEED_NAMES = {
+    "dask-sample": "dask-sample (per-sample)",
+    "dask-stacked": "dask-stacked (stacked)",
+}
+"""Two loaders with the seed's names."""
 
 
 LOADER_NEEDS = ("loader", "threads", "batch_size")
@@ -32,7 +35,6 @@ LOADER_COLUMNS = Columns(
     ),
     LOADER_NEEDS,
     tuple("data dataset shuffle window cache seed batches machine_key".split()),
-    LOADER_NEEDS,
 )
 
 COUNTS = ("duplicates", "missing", "wrong")
@@ -168,10 +170,6 @@ def cache_words(asked: str, resident: float | None) -> str:
     if resident is None:
         return f"cache {asked} (residency not known)"
     return f"{asked} ({100 * resident:.0f} % resident)"
-
-
-def is_remote_case(case: Mapping[str, Any]) -> bool:
-    return "://" in str(case["data"])
 
 
 def percents_of(share: Interval) -> str:

@@ -14,7 +14,7 @@ from ...instruments import CONFIDENCE, FAILED, Interval, Record
 from ..cell import DRAWS, cell_ratio, machine_namer
 from ..table import Section, scaled
 from ..words import or_dash, times_bracket
-from .cell import MB, LoaderCell, cache_label, is_remote_case, loader_cells, percents_of
+from .cell import MB, LoaderCell, cache_label, loader_cells, percents_of
 
 RUNGS = {
     "L1": "files",
@@ -23,6 +23,10 @@ RUNGS = {
     "L4": "loader",
     "L5": "transfer",
 }
+
+
+_NAMED = 3
+"""Most ladders that the verdict names. The chapter has all."""
 
 
 class Ladder:
@@ -87,7 +91,7 @@ class Ladder:
         if below and between:
             what += f" with {' and '.join(between)}"
         elif not below and limit != "L1":
-            what = f"all up to {what}" + ", with the network" * is_remote_case(first.case)
+            what = f"all up to {what}" + ", with the network" * ("://" in str(first.case["data"]))
         share = self.costs[limit] / self.seconds[top]
         line = (
             f"Bound by {what} (batch {first.batch}, {plural(first.threads, 'thread')}): "
@@ -184,9 +188,15 @@ def ladder_sections(records: Iterable[Record]) -> list[Section]:
     return [part._replace(title=part.title + machine(cell)) for part, cell in sections]
 
 
-def same_case_but_rung(ladders: Iterable[Ladder]) -> list[list[Ladder]]:
-    """Groups of ladders that differ only in batch size and threads."""
-    return list(group_by(ladders, lambda each: next(iter(each.rungs.values())).group).values())
+def ladder_headlines(records: Iterable[Record]) -> list[str]:
+    """The limit at each batch size and number of threads, and how fast batches come without it."""
+    ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
+    ladders.sort(key=lambda ladder: -max(ladder.seconds.values()))
+    lines = [ladder.sentence() for ladder in ladders if ladder.limiting]
+    if len(lines) > _NAMED:
+        more = f"{len(lines) - _NAMED} more combinations of batch and threads are below."
+        return [*lines[:_NAMED], more]
+    return lines
 
 
 def _rung(name: str) -> str:

@@ -20,8 +20,6 @@ SEED_COLUMNS = tuple(
 """The first columns of every file. Forward, backward and total times, the last with the optimizer,
 are of mode train."""
 
-PLACE = ("tile_size", "batch_size")
-
 MODEL_COLUMNS = Columns(
     SEED_COLUMNS
     + tuple(
@@ -31,12 +29,11 @@ MODEL_COLUMNS = Columns(
         "host_counted_mb memory_driver_mb alloc_retries structure "
         "machine_key commit key".split()
     ),
-    PLACE,
+    ("tile_size", "batch_size"),
     tuple(
         "model weights mode device dtype channels amp compile channels_last tf32 checkpointing "
-        "halo threads seed budget_mb structure machine_key".split()
+        "halo threads seed budget_mb machine_key".split()
     ),
-    PLACE,
 )
 
 PHASES = ("forward", "backward", "optimizer")
@@ -166,11 +163,6 @@ class ModelCell(Cell):
 
     # Figures draw the following, which come from the row, so that the records or the CSV will do.
     # NaN is a missing number.
-
-    @property
-    def has_result(self) -> bool:
-        """Whether it was measured or has failed. A launch that only tried its memory is neither."""
-        return any(self.row.get(n) for n in ("error", "avg_time_ms", "median_time_ms"))
 
     @property
     def failed_word(self) -> str:

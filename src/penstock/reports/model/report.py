@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 
 from ...base import format_bytes, format_count, format_seconds, group_by, plural
-from ...bench import pixels_of
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio, inverse, speed_up
 from ..table import MB, Section, without_empty
@@ -35,7 +34,7 @@ _PAIRED = 4
 
 def labelled(cells: Iterable[ModelCell]) -> list[tuple[str, list[ModelCell]]]:
     """Groups of cells that differ only in tile and batch, each with a label."""
-    groups, names = _with_failures(group_by(cells, lambda cell: cell.group)), MODEL_COLUMNS.apart
+    groups, names = group_by(cells, lambda cell: cell.group), MODEL_COLUMNS.apart
     varying = {name for name, *values in zip(names, *groups, strict=True) if len(set(values)) > 1}
     return [
         (_label(dict(zip(names, fields, strict=True)), varying), alike)
@@ -43,39 +42,11 @@ def labelled(cells: Iterable[ModelCell]) -> list[tuple[str, list[ModelCell]]]:
     ]
 
 
-def _with_failures(
-    groups: Mapping[tuple[str, ...], list[ModelCell]],
-) -> dict[tuple[str, ...], list[ModelCell]]:
-    """The groups, each with the cases that failed before their model was built. The structure of
-    such a model is not known, so its case joins a group if everything else fits that group alone.
-    """
-    place = MODEL_COLUMNS.apart.index("structure")
-    joined = dict(groups)
-    for fields, cells in groups.items():
-        if fields[place] or not all(cell.failed_word for cell in cells):
-            continue
-        matching = [
-            each
-            for each in joined
-            if each[place] and _without(each, place) == _without(fields, place)
-        ]
-        if len(matching) == 1:
-            together = [*joined[matching[0]], *joined.pop(fields)]
-            joined[matching[0]] = sorted(
-                together, key=lambda cell: (pixels_of(cell.tile), cell.tile, cell.batch)
-            )
-    return joined
-
-
-def _without(fields: tuple[str, ...], place: int) -> tuple[str, ...]:
-    return fields[:place] + fields[place + 1 :]
-
-
 def _label(fields: Mapping[str, str], varying: set[str]) -> str:
     named = [fields[name] for name in ("model", "mode", "device")]
     for name, value in fields.items():
         usual = value in ("", "False", "0", "float32")
-        quiet = name in ("channels", "threads", "seed", "structure", "machine_key")
+        quiet = name in ("channels", "threads", "seed", "machine_key")
         if name not in ("model", "mode", "device") and not usual and (name in varying or not quiet):
             words = name.removesuffix("_key").removesuffix("_mb").replace("_", " ")
             value = format_bytes(float(value) * MB) if name == "budget_mb" else value
@@ -208,19 +179,19 @@ def _table(group: Sequence[ModelCell]) -> list[tuple[str, ...]]:
     device = "" if group[0].case["device"] == "cpu" else "device "
     head = ("tile", "batch", "step", "95 %", "samples/s", "px/s", "useful px/s")
     lines: list[tuple[str, ...]] = [(*head, f"{device or 'host '}peak", "launches", "status")]
-    return without_empty([*lines, *map(_table_line, group)])
-
-
-def _table_line(cell: ModelCell) -> tuple[str, ...]:
-    return (
-        cell.tile,
-        str(cell.batch),
-        or_dash(cell.time.value if cell.time else None, format_seconds),
-        spread(cell.time, format_seconds),
-        or_dash(cell.rate("samples")),
-        or_dash(cell.rate("pixels"), format_count),
-        or_dash(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
-        or_dash(cell.memory, format_bytes),
-        str(cell.launches),
-        cell.status,
-    )
+    lines += [
+        (
+            cell.tile,
+            str(cell.batch),
+            or_dash(cell.time.value if cell.time else None, format_seconds),
+            spread(cell.time, format_seconds),
+            or_dash(cell.rate("samples")),
+            or_dash(cell.rate("pixels"), format_count),
+            or_dash(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
+            or_dash(cell.memory, format_bytes),
+            str(cell.launches),
+            cell.status,
+        )
+        for cell in group
+    ]
+    return without_empty(lines)

@@ -11,29 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import group_by, plural
-from ...instruments import CONFIDENCE, Interval, Record
-from ..cell import DRAWS, Cell, middle
+from ...instruments import Interval, Record
+from ..cell import Cell, mean_interval, middle
 from ..table import Columns
 from . import simulation as model
-from .simulation import QueueModel, Timeline, seed_row
+from .simulation import QueueModel, Timeline
 
-QUEUE_NEEDS = ("workers", "queue", "seconds_per_iteration")
+QUEUE_NEEDS = ("workers", "queue")
 QUEUE_COLUMNS = Columns(
     tuple(
-        "timestamp workers queue batch_size compute compute_time compute_s "
-        "iterations seconds_per_iteration low_seconds high_seconds steady_s read_s "
-        "simulated_seconds cleared simulated_cleared utilisation low_utilisation "
-        "high_utilisation steady_utilisation seed_seconds seed_cleared "
-        "iteration_s depth simulated_depth data shuffle seed launches failed status error cores "
-        "affinity cgroup_cpus machine_key commit key".split()
+        "timestamp workers queue batch_size compute compute_time iterations seconds_per_iteration "
+        "low_seconds high_seconds steady_s read_s simulated_seconds cleared simulated_cleared "
+        "utilisation low_utilisation high_utilisation steady_utilisation iteration_s depth "
+        "simulated_depth data shuffle seed launches failed status error cores affinity "
+        "cgroup_cpus machine_key commit key".split()
     ),
-    ("workers", "queue"),
-    tuple("data shuffle seed batch_size compute compute_time iterations machine_key".split()),
     QUEUE_NEEDS,
+    tuple("data shuffle seed batch_size compute compute_time iterations machine_key".split()),
 )
-
-LONGER = 1.05
-"""Ratio of a step's time beside readers to its time alone, above which it contends with them."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +38,6 @@ class QueueCell(Cell):
     It is simulated if reading alone was measured. Lists have an entry for each launch.
     """
 
-    step_s: float | None = None
-    """Seconds of a step that never waits, from all cells of the group; None takes the cell's
-    launches."""
     alone: Interval | None = None
     """Seconds from one batch to the next with as many workers while nothing computes."""
     simulated: Timeline | None = None
@@ -73,12 +65,10 @@ class QueueCell(Cell):
     def iterations(self) -> int:
         return int(self.case["iterations"])
 
-    @cached_property
+    @property
     def compute_s(self) -> float:
         """Seconds of a step that never waits."""
-        if self.step_s is not None:
-            return self.step_s
-        return float(np.median([record.facts["compute_s"] for record in self.measured]))
+        return float(self.case["compute_time"])
 
     @cached_property
     def left(self) -> list[list[int]]:
@@ -99,23 +89,6 @@ class QueueCell(Cell):
     def utilisations(self) -> list[float]:
         """The accelerator's utilisation over all iterations but the first."""
         return [model.utilisation(seconds.tolist(), self.compute_s) for seconds in self.times]
-
-    def share(self, phase: str) -> float | None:
-        """The share of the iterations but the first that a phase took, ``get`` or ``compute``.
-
-        It is the median over launches; None if phases were not timed.
-        """
-        return middle(
-            sum(record.samples_s[phase][1:]) / sum(record.samples_s["step"][1:])
-            for record in self.measured
-            if phase in record.samples_s
-        )
-
-    @property
-    def computing_s(self) -> float | None:
-        """Seconds of computing in a step while workers read."""
-        timed = (r.samples_s["compute"][1:] for r in self.measured if "compute" in r.samples_s)
-        return middle(float(np.mean(seconds)) for seconds in timed)
 
     @cached_property
     def settled(self) -> list[NDArray[np.float64]]:
@@ -152,35 +125,10 @@ class QueueCell(Cell):
         """
         return mean_interval([seconds[self.queue + 1 :] for seconds in self.times])
 
-    @property
-    def misses(self) -> list[int]:
-        """Iterations between the simulated clearing of the queue and each launch's, least first.
-
-        It is empty without a simulation, and if neither clears the queue within the iterations.
-        """
-        if self.simulated is None or not self.workers:
-            return []
-        last, at = self.iterations, self.simulated.cleared
-        cleared = [last if k is None else k for k in self.cleared]
-        if at is None and all(k == last for k in cleared):
-            return []
-        return sorted(abs(k - (last if at is None else at)) for k in cleared)
-
-    @property
-    def off(self) -> int | None:
-        """The median of the misses."""
-        return self.misses[len(self.misses) // 2] if self.misses else None
-
     def values(self) -> dict[str, Any]:
-        seed = None if self.reads_only else seed_row(self.workers, self.queue)
-        values: dict[str, Any] = {
-            "read_s": self.alone and self.alone.value,
-            "seed_seconds": seed and seed.seconds,
-            "seed_cleared": seed and seed.cleared,
-        }
+        values: dict[str, Any] = {"read_s": self.alone and self.alone.value}
         if self.measured:
             values |= {
-                "compute_s": self.compute_s,
                 "seconds_per_iteration": middle(self.means),
                 "low_seconds": min(self.means),
                 "high_seconds": max(self.means),
@@ -211,20 +159,6 @@ def _sinks(left: Sequence[int]) -> bool:
     return float(np.mean(left[:half]) - np.mean(left[half:])) > 0.5
 
 
-def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
-    """The mean over launches of the means of their values, resampled in both; None without any."""
-    launches = [seconds for seconds in launches if len(seconds)]
-    if not launches:
-        return None
-    rng = np.random.default_rng(0)
-    means = np.array([seconds.mean() for seconds in launches])
-    drawn = np.array([rng.choice(each, (DRAWS, len(each))).mean(axis=1) for each in launches])
-    picks = rng.integers(len(launches), size=(DRAWS, len(launches)))
-    draws = drawn[picks, np.arange(DRAWS)[:, None]].mean(axis=1)
-    low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return Interval(float(means.mean()), float(low), float(high), sum(map(len, launches)))
-
-
 def middle_of(cleared: Sequence[int | None]) -> int | None:
     """The median of iterations. None counts as later than all."""
     ordered = sorted(cleared, key=lambda k: (k is None, k or 0))
@@ -243,16 +177,7 @@ def queue_cells(records: Iterable[Record]) -> list[list[QueueCell]]:
     shown = [cell for cell in cells if not (cell.reads_only and _readers(cell) in beside)]
     shown.sort(key=lambda cell: (cell.workers, cell.queue))
     groups = group_by(shown, lambda cell: cell.group).values()
-    return [
-        [_simulated(cell, alone.get(_readers(cell))) for cell in _same_step(group)]
-        for group in groups
-    ]
-
-
-def _same_step(group: Sequence[QueueCell]) -> list[QueueCell]:
-    """The cells with the median seconds of their step, which is the same in all."""
-    step_s = middle(record.facts["compute_s"] for cell in group for record in cell.measured)
-    return [replace(cell, step_s=step_s) for cell in group]
+    return [[_simulated(cell, alone.get(_readers(cell))) for cell in group] for group in groups]
 
 
 def _readers(cell: QueueCell) -> tuple[Any, ...]:
@@ -268,17 +193,5 @@ def _simulated(cell: QueueCell, reader: QueueCell | None) -> QueueCell:
     # All threads read one batch after the other. Together they are one reader, whose seconds for a
     # batch were measured.
     feed = QueueModel(min(cell.workers, 1), cell.queue, alone.value, cell.compute_s)
-    timeline = model.simulate(feed, cell.iterations, in_hand=cell.fact("in_hand"))
+    timeline = model.simulate(feed, cell.iterations)
     return replace(cell, alone=alone, simulated=timeline)
-
-
-def none_computes(group: Sequence[QueueCell]) -> bool:
-    return group[0].reads_only
-
-
-def cleared_at(iteration: int | None) -> str:
-    return "never" if iteration is None else str(iteration)
-
-
-def percent_words(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"

@@ -9,7 +9,7 @@ takes R seconds. A deeper queue therefore lasts longer, but does not change the 
 worth its memory only if reads are uneven.
 
 `simulate` plays this with whole batches, with the batches that readers hold while the queue is
-full, and with reads of unequal length. `SEED` is the seed's table, which it explains.
+full, and with reads of unequal length.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-
-
-def seed_row(workers: int, queue: int) -> SeedRow | None:
-    return next((row for row in SEED if (row.workers, row.queue) == (workers, queue)), None)
-
 
 _TIE = 1e-9
 """Reads that end within this share of a read end together."""
@@ -94,7 +89,7 @@ def simulate(
     feed: QueueModel,
     iterations: int,
     *,
-    in_hand: int | None = None,
+    in_hand: int = 0,
     reads: Sequence[float] = (),
 ) -> Timeline:
     """Play a queue event by event, from the time on when it is full.
@@ -102,8 +97,8 @@ def simulate(
     Args:
         feed: The readers, the queue and the step.
         iterations: How many steps are played.
-        in_hand: The finished batches that readers may hold while the queue is full. None is one
-            for each reader; 0 is for reads that begin only if there is room for their batch.
+        in_hand: The finished batches that readers may hold while the queue is full. Those of our
+            loader hold none: a read begins only if there is room for its batch.
         reads: Seconds of the first batch, of the second and so on, again and again. They take the
             place of ``read_s``.
 
@@ -111,7 +106,7 @@ def simulate(
         The course of the queue.
     """
     seconds = cycle(reads or [feed.read_s])
-    readers = _Readers(feed, feed.workers if in_hand is None else in_hand, seconds)
+    readers = _Readers(feed, in_hand, seconds)
     timeline = Timeline()
     readers.run(math.inf)
     for _ in range(iterations):
@@ -169,29 +164,3 @@ class _Readers:
         self._under_way = [seconds for seconds in left if seconds > _TIE * self._feed.read_s]
         self._ready += len(left) - len(self._under_way)
         return step
-
-
-@dataclass(frozen=True, slots=True)
-class SeedRow:
-    """A row of the seed's table."""
-
-    workers: int
-    queue: int
-    seconds: float
-    """The mean seconds of an iteration, with those from the full queue."""
-    cleared: int | None
-    """"queue cleared after iter"."""
-
-
-SEED = (
-    SeedRow(0, 0, 3.6, None),
-    SeedRow(1, 1, 2.5, 0),
-    SeedRow(1, 2, 2.4, 3),
-    SeedRow(1, 3, 2.3, 4),
-    SeedRow(1, 4, 2.2, 6),
-    SeedRow(1, 8, 1.9, 13),
-    SeedRow(2, 2, 2.4, 3),
-    SeedRow(2, 4, 2.2, 7),
-    SeedRow(4, 4, 2.3, 7),
-    SeedRow(4, 8, 2.0, 11),
-)

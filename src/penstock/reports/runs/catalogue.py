@@ -23,6 +23,12 @@ _INSIDE = ("*", "steps/*")
 
 ReadOthers = Callable[[Path], Sequence[ShownRun]]
 """Reads the runs of a file of another program. The command line hands it over."""
+_READERS: dict[str, ReadOthers] = {
+    "ledger": runs_of_ledger,
+    "training": shown_training,
+    "inference": shown_inference,
+}
+"""The reader of each kind of place that is ours."""
 _Held = tuple[object, Sequence[ShownRun], Sequence[str]]
 """The stamp of a place, its runs, and a sentence if they cannot be read."""
 
@@ -96,13 +102,7 @@ class Catalogue:
     def _read(self, place: RecordPlace) -> tuple[Sequence[ShownRun], Sequence[str]]:
         try:
             with reading(place):
-                if place.kind == "ledger":
-                    return runs_of_ledger(place.path), ()
-                if place.kind == "training":
-                    return [shown_training(place.path)], ()
-                if place.kind == "inference":
-                    return [shown_inference(place.path)], ()
-                return self._others(place.path), ()
+                return _READERS.get(place.kind, self._others)(place.path), ()
         except (UsageError, OSError) as error:
             return (), [f"{label(error)}; it is passed over"]
 

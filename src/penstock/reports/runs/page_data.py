@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..charts.chart import document_of, thinned
 from ..places import places_of
 from .catalogue import Catalogue
@@ -119,16 +117,8 @@ def _document(details: RunDetails, points: int) -> dict[str, Any]:
 def _curve(curve: RunCurve, points: int) -> dict[str, Any]:
     at = thinned(curve.values, curve.values, points)
     columns: Mapping[str, Any] = {"values": curve.values, **curve.places}
-    document: dict[str, Any] = {n: list(map(_number, c[at].tolist())) for n, c in columns.items()}
+    document: dict[str, Any] = {n: document_of(c[at]) for n, c in columns.items()}
     return document | ({"machine": 1} if curve.of_machine else {})
-
-
-def _number(value: float) -> float | int | None:
-    """A number with as many digits as a screen shows; None for what JSON does not know."""
-    if not np.isfinite(value):
-        return None
-    short = float(f"{value:.5g}")
-    return int(short) if short.is_integer() and abs(short) < 1e9 else short
 
 
 def page_of_sides(names: Sequence[str]) -> dict[str, Any]:

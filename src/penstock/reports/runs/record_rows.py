@@ -18,8 +18,8 @@ from ...instruments import PHASES, Record, read_ledger, record_cells
 from ...training import TRAIN_LOCK, read_machine_metrics
 from ..infer.job_files import InferenceRun
 from ..run_settings import differing_knobs, telling
-from ..training.detections import detection_pictures
 from ..training.fit_files import TrainingFolder
+from ..training.pictures import detection_pictures
 from .shown_run import (
     LONGEST_LABEL,
     RunCurve,
@@ -45,8 +45,8 @@ _NOT_SHOWN = (".low_s", ".high_s", ".n")
 """Ends of the names of intervals, which launches show better, and of counts."""
 
 
-def shown_training(folder: Path) -> ShownRun:
-    """A training as a row.
+def shown_training(folder: Path) -> list[ShownRun]:
+    """A training as one row.
 
     Raises `UsageError` if it is not the folder of a training.
     """
@@ -54,7 +54,7 @@ def shown_training(folder: Path) -> ShownRun:
     settings = _settings(run)
     repeated = {name: text for name, text in settings.items() if name != "seed"}
     seconds = run.results.get("training_s")
-    return ShownRun(
+    row = ShownRun(
         key=key_of(folder.resolve()),
         case=key_of(f"{folder.resolve().parent} {sorted(repeated.items())}"),
         name=label(run.args.get("name") or run.results.get("name") or folder.resolve().name),
@@ -70,6 +70,7 @@ def shown_training(folder: Path) -> ShownRun:
         tags=tags_of(run.args.get("tags") or run.results.get("tags")),
         read=partial(_training_details, folder),
     )
+    return [row]
 
 
 def _status(run: TrainingFolder) -> str:
@@ -146,14 +147,14 @@ def _step_curves(run: TrainingFolder) -> dict[str, RunCurve]:
     }
 
 
-def shown_inference(folder: Path) -> ShownRun:
-    """A run of inference as a row.
+def shown_inference(folder: Path) -> list[ShownRun]:
+    """A run of inference as one row.
 
     Raises `UsageError` if it is not the folder of a run of inference.
     """
     run = InferenceRun.read(folder)
     model = run.fingerprint.get("model") or [""]
-    return ShownRun(
+    row = ShownRun(
         key=key_of(folder.resolve()),
         case=key_of(folder.resolve()),
         name=label(run.content.get("name") or run.name),
@@ -168,12 +169,13 @@ def shown_inference(folder: Path) -> ShownRun:
         tags=tags_of(run.content.get("tags")),
         read=partial(_inference_details, folder),
     )
+    return [row]
 
 
 def _inference_details(folder: Path) -> RunDetails:
     run = InferenceRun.read(folder)
     devices = run.fingerprint.get("devices") or run.plan.get("devices") or []
-    summary = dict(run.summary or {})
+    summary = dict(run.summary)
     done = {"blocks done": run.status.blocks_done, "blocks planned": run.status.blocks_planned}
     others = {n: v for n, v in summary.items() if n not in ("workers", "blocks_planned")}
     metrics = numbers_of(others, done)

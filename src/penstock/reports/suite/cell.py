@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 from ...base import group_by, plural
-from ...bench import launch_folder, peak_of_ranks, phases_of
-from ...instruments import Interval, Record
+from ...bench import launch_folder
+from ...instruments import Interval, Record, peak_of_ranks, phases_of_ranks
 from ..cell import Cell, bootstrap_ratio, machine_namer, middle
 
 LIMITS = {
@@ -52,15 +52,6 @@ class SuiteCell(Cell):
             return None
         return bootstrap_ratio([[1.0]] * len(self.rates), [[rate] for rate in self.rates])
 
-    @property
-    def rates_median(self) -> float:
-        """Samples a second; 0 if nothing was measured."""
-        return self.throughput.value if self.throughput else 0.0
-
-    def median(self, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
-        """The median of a value of each training, over those that have it."""
-        return middle(map(value, self.trainings))
-
     def shares_of(self, limit: str) -> list[float]:
         """The share of a limit in the seconds of each training's epochs.
 
@@ -69,7 +60,7 @@ class SuiteCell(Cell):
         """
         shares = []
         for training in self.trainings:
-            phases = phases_of(training)
+            phases = phases_of_ranks(training)
             seconds = [phases[name] for name in LIMITS[limit] if name in phases]
             shares += [sum(seconds) / training["training_s"]] * bool(seconds)
         return shares
@@ -84,18 +75,15 @@ class SuiteCell(Cell):
         shares = {limit: share for limit, share in self.shares.items() if share is not None}
         return max(shares, key=lambda limit: shares[limit], default=None)
 
-    def score(self, name: str) -> float | None:
-        """A score after the last epoch."""
-        return self.median(lambda training: (training["final"] or {}).get(name))
-
-    def used(self, of: str) -> float | None:
-        """The utilisation in percent of a core, or of a GPU."""
-        return middle(record.facts["utilisation"][of] for record in self.measured)
-
     def values(self) -> dict[str, Any]:
         """The row of a report, in plain values."""
         memory, gpu = self.case["profile_memory"], self.case["profile_gpu"]
-        rate = self.throughput
+        rate, finals = self.throughput, [each["final"] or {} for each in self.trainings]
+        used = [record.facts["utilisation"] for record in self.measured]
+        peaks = {
+            name: max(filter(None, (peak_of_ranks(t, name) for t in self.trainings)), default=None)
+            for name in ("device_peak", "device_reserved")
+        }
         return {
             "preset": self.case["preset"],
             "batch_size": self.batch,
@@ -107,27 +95,23 @@ class SuiteCell(Cell):
             "failed": len(self.records) - self.launches,
             "samples": self.work("samples"),
             "training_time_s": middle(record.samples_s["step"][0] for record in self.measured),
-            "validation_time_s": self.median(lambda training: training["validation_s"]),
+            "validation_time_s": middle(each["validation_s"] for each in self.trainings),
             "epoch_times_s": [training["epoch_times_s"] for training in self.trainings],
             "throughput_samples_per_s": rate and rate.value,
             "throughput_low": rate and rate.low,
             "throughput_high": rate and rate.high,
-            "gpu_memory_peak_bytes": self._peak("device_peak") if memory else None,
-            "gpu_memory_reserved_bytes": self._peak("device_reserved") if memory else None,
+            "gpu_memory_peak_bytes": peaks["device_peak"] if memory else None,
+            "gpu_memory_reserved_bytes": peaks["device_reserved"] if memory else None,
             "host_memory_peak_bytes": self.host_peak if memory else None,
-            "gpu_utilization_percent": self.used("gpu_percent") if gpu else None,
-            "cpu_utilization_percent": self.used("cpu_percent"),
-            "map": self.score("val_AP"),
-            "map50": self.score("val_AP50"),
-            "loc_fscore": self.score("val_loc_fscore"),
+            "gpu_utilization_percent": middle(u["gpu_percent"] for u in used) if gpu else None,
+            "cpu_utilization_percent": middle(u["cpu_percent"] for u in used),
+            "map": middle(final.get("val_AP") for final in finals),
+            "map50": middle(final.get("val_AP50") for final in finals),
+            "loc_fscore": middle(final.get("val_loc_fscore") for final in finals),
             "shares": self.shares,
             "limited_by": self.limited_by,
             "folders": [launch_folder(record.case, record.launch) for record in self.records],
         }
-
-    def _peak(self, name: str) -> int | None:
-        peaks = [peak_of_ranks(training, name) for training in self.trainings]
-        return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def suite_cells(records: Iterable[Record]) -> list[SuiteCell]:

@@ -10,6 +10,9 @@ A run is one batch size with one number of workers. All its launches are one row
 
 A value is the median over launches. The interval of a throughput (95 %) is bootstrapped over
 launches; a single launch has none. A missing value is null, never 0.
+
+The figure of a preset has throughput, peak memory and waiting for data over the batch size, with a
+line for each number of workers. A run that failed is a cross on the axis.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from ...base import (
-    for_markdown,
     format_bytes,
     format_seconds,
     plural,
@@ -31,14 +33,24 @@ from ...base import (
 from ...bench import SUITE_REPORT
 from ...instruments import FAILED, Record
 from ..cell import bootstrap_ratio
-from ..table import Section, in_markdown, without_empty
-from ..words import bracket, machine_words, of_launches, or_dash, spread, times_bracket
+from ..charts.chart import Axis, Figure, Panel, Series
+from ..content import Chapter, Report, markdown_page
+from ..table import Section, scaled, without_empty
+from ..words import (
+    bracket,
+    machine_words,
+    nothing_measured,
+    of_launches,
+    or_dash,
+    spread,
+    times_bracket,
+)
 from .cell import SuiteCell, runs_together, suite_cells
 
 FORMAT, VERSION = "penstock-suite", 1
 
 
-def suite_sections(records: Iterable[Record], notes: Sequence[str]) -> list[Section]:
+def suite_sections(records: Iterable[Record], notes: Sequence[str] = ()) -> list[Section]:
     """A section for each preset on each machine: what was run, a table and sentences.
 
     Args:
@@ -73,15 +85,11 @@ def heading(runs: Sequence[SuiteCell]) -> str:
     return ", ".join([what, *(word.replace("_", " ") for word in switched), epochs])
 
 
-HEAD = (
-    "batch", "workers", "time", "samples/s", "95 %", "GPU peak", "host peak", "GPU", "CPU",
-    "mAP", "loc. F1", "waits", "limited by", "launches", "status",
-)  # fmt: skip
-
-
 def table(runs: Sequence[SuiteCell]) -> list[tuple[str, ...]]:
     """Header and lines."""
-    return without_empty([HEAD, *map(_line, runs)])
+    head = "batch", "workers", "time", "samples/s", "95 %", "GPU peak", "host peak", "GPU", "CPU"
+    more = "mAP", "loc. F1", "waits", "limited by", "launches", "status"
+    return without_empty([(*head, *more), *map(_line, runs)])
 
 
 def _line(run: SuiteCell) -> tuple[str, ...]:
@@ -107,17 +115,16 @@ def _line(run: SuiteCell) -> tuple[str, ...]:
 
 def sentences(runs: Sequence[SuiteCell]) -> list[str]:
     """Sentences on the runs of a preset, each with a count and an interval."""
-    lines = [_failure(run) for run in runs if run.status != "ok"]
-    measured = [run for run in runs if run.throughput is not None]
-    if not measured:
-        return lines
-    lines += [_of_best(measured), _of_limits(measured)]
-    return lines
+    return [_failure(run) for run in runs if run.status != "ok"] + verdict(runs)
 
 
-def best_and_limits(runs: Sequence[SuiteCell]) -> list[str]:
-    """What limits the runs of a preset, and which has the most samples a second; none if no run was
-    measured."""
+def suite_headlines(records: Iterable[Record]) -> list[str]:
+    """What limits the runs of each preset, and the run with the most samples a second."""
+    return [line for runs in runs_together(records).values() for line in verdict(runs)]
+
+
+def verdict(runs: Sequence[SuiteCell]) -> list[str]:
+    """What limits the runs of a preset, and which is the fastest; empty if none was measured."""
     measured = [run for run in runs if run.throughput is not None]
     return [_of_limits(measured), _of_best(measured)] if measured else []
 
@@ -130,7 +137,7 @@ def _failure(run: SuiteCell) -> str:
 
 
 def _of_best(measured: Sequence[SuiteCell]) -> str:
-    ranked = sorted(measured, key=lambda run: -run.rates_median)
+    ranked = sorted(measured, key=_rate, reverse=True)
     best, *others = ranked
     line = f"Most samples a second: {best.name}, {_spread(best)}"
     if not others:
@@ -158,6 +165,10 @@ def _of_limits(measured: Sequence[SuiteCell]) -> str:
         f"{counts[:1].upper()}{counts[1:]}; {most.name} waits longest for data, "
         f"{most.shares['data']:.0%} of its epochs [{spread}]."
     )
+
+
+def _rate(run: SuiteCell) -> float:
+    return run.throughput.value if run.throughput else 0.0
 
 
 def _spread(run: SuiteCell) -> str:
@@ -195,7 +206,7 @@ def write_suite_report(
     """
     sections, runs = suite_sections(records, notes), suite_cells(records)
     measured = [run for run in runs if run.throughput is not None]
-    best = max(measured, key=lambda run: run.rates_median, default=None)
+    best = max(measured, key=_rate, default=None)
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -206,32 +217,62 @@ def write_suite_report(
         "best": best and best.values(),
         "sentences": [line for section in sections for line in section.sentences],
     }
-    page = [
-        "# Benchmark report",
-        "",
-        f"- {for_markdown(machine_line(system))}",
-        *(f"- {for_markdown(note)}." for note in notes),
-    ]
-    page += ["", *(f"![{figure.stem}]({figure.name})" for figure in figures)]
-    page += ["", in_markdown(sections), _METHOD]
+    about = [machine_words(system, *(system["devices"] or ["no GPU"])), *(f"{n}." for n in notes)]
+    chapter = Chapter("Runs", [*sections, Section("How it was measured", (), [_METHOD])])
+    verdict_of_all = suite_headlines(records) or [nothing_measured(records)]
+    report = Report("Benchmark report", verdict_of_all, about, [chapter])
+    page = markdown_page(report, [[figure.name for figure in figures]])
     files = out / f"{SUITE_REPORT}.json", out / f"{SUITE_REPORT}.md"
     with writing_output(files[0], replace=replace) as draft:
         write_json(draft, document)
     with writing_output(files[1], replace=replace) as draft:
-        draft.write_text("\n".join(page), encoding="utf-8")
+        draft.write_text(page, encoding="utf-8")
     return list(files)
 
 
-def machine_line(system: Mapping[str, Any]) -> str:
-    """The machine of a suite in a line."""
-    return machine_words(system, *(system["devices"] or ["no GPU"]))
+_METHOD = (
+    "Each run is a training in a fresh process. Time is of the whole run; samples/s are the "
+    "samples that it counted over the seconds of its epochs, validation apart. GPU peak is what "
+    "the training process itself held in tensors; host peak is of its process tree, with the "
+    "workers that load data. GPU and CPU are means over the run; 100 % of CPU is one core. Waits "
+    "is the share of the epochs' seconds in which a step waits for its batch. What limits is the "
+    "largest share of these: data, transfer, compute (forward, backward, optimizer), communication."
+)
 
 
-_METHOD = """\
-Each run is a training in a fresh process. Time is of the whole run; samples/s are the samples that
-it counted over the seconds of its epochs, validation apart. GPU peak is what the training process
-itself held in tensors; host peak is of its process tree, with the workers that load data. GPU and
-CPU are means over the run; 100 % of CPU is one core. Waits is the share of the epochs' seconds in
-which a step waits for its batch. What limits is the largest share of these: data, transfer, compute
-(forward, backward, optimizer), communication.
-"""
+def draw_suite(runs: Sequence[SuiteCell]) -> Figure:
+    """The runs of one preset."""
+    launches = sum(run.launches for run in runs)
+    rows = [run.values() for run in runs]
+    memory, place = "gpu_memory_peak_bytes", "GPU"
+    if all(row[memory] is None for row in rows):
+        memory, place = "host_memory_peak_bytes", "Host"
+    rates = [row["throughput_samples_per_s"] for row in rows]
+    panels = [_panel(runs, Axis("Throughput", "samples/s"), rates, True)]
+    if any(row[memory] is not None for row in rows):
+        peaks = [row[memory] for row in rows]
+        panels.append(_panel(runs, Axis(f"{place} memory at most", "B"), peaks))
+    waits = [scaled(row["shares"]["data"], 100) for row in rows]
+    panels.append(_panel(runs, Axis("Waiting for data, of the epochs", "%"), waits))
+    note = f"{len(runs)} runs, {launches} launches; crosses are failures"
+    return Figure(heading(runs), note, panels, 3)
+
+
+def _panel(
+    runs: Sequence[SuiteCell], axis: Axis, values: Sequence[float | None], intervals: bool = False
+) -> Panel:
+    series = []
+    batches = sorted({run.batch for run in runs})
+    for place, workers in enumerate(sorted({run.workers for run in runs})):
+        line = [(run, v) for run, v in zip(runs, values, strict=True) if run.workers == workers]
+        x, y = [float(batches.index(run.batch)) for run, _ in line], [v for _, v in line]
+        rates = [run.throughput if intervals else None for run, _ in line]
+        low, high = ([getattr(rate, end, None) for rate in rates] for end in ("low", "high"))
+        series.append(Series(f"{workers} workers", x, y, "dots", place, low=low, high=high))
+        failed = [float(batches.index(run.batch)) for run, _ in line if not run.measured]
+        if failed:
+            zeros = [0.0] * len(failed)
+            series.append(Series("", failed, zeros, "points", place, marker="x", silent=True))
+    return Panel(
+        axis.name, Axis("Batch on each device", ticks=list(map(str, batches))), axis, series
+    )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import ARGS, STEPS, UsageError
-from ...instruments import PHASES
+from ...instruments import PHASES, peak_of_ranks, phases_of_ranks
 from ...models import read_training_record
 
 MOST_STEPS = 500_000
@@ -101,21 +101,14 @@ class TrainingFolder:
     @property
     def phases(self) -> dict[str, float]:
         """Seconds of each phase, the mean over ranks; empty if none was timed."""
-        ranks = [rank.get("phases") or {} for rank in self.results.get("ranks") or ()]
-        totals: dict[str, float] = {}
-        for name in PHASES:
-            values = [rank[name]["total_s"] for rank in ranks if rank.get(name)]
-            if values:
-                totals[name] = float(np.mean(values))
-        return totals
+        return phases_of_ranks(self.results)
 
     @property
     def peaks(self) -> dict[str, int]:
         """The largest peak of memory of any rank, in bytes, by its kind; only those measured."""
-        memory = [rank.get("memory") or {} for rank in self.results.get("ranks") or ()]
         names = ("host_peak", "device_peak", "device_reserved")
-        measured = {name: [each[name] for each in memory if each.get(name)] for name in names}
-        return {name: max(peaks) for name, peaks in measured.items() if peaks}
+        peaks = {name: peak_of_ranks(self.results, name) for name in names}
+        return {name: peak for name, peak in peaks.items() if peak is not None}
 
 
 def _steps(path: Path) -> Steps | None:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ...base import format_seconds, plural
 from ...instruments import Interval, Record
-from ..cell import bootstrap_ratio
-from ..queue.cell import mean_interval
+from ..cell import bootstrap_ratio, mean_interval
 from ..words import bracket
 
 _LEAST_LAUNCHES = 2

@@ -5,13 +5,11 @@ for. So a batch must come every C / A seconds at most. The measured batches of e
 order, are played against such steps by `simulation.simulate`. The fewest workers
 win, and with them the shallowest queue with which every launch keeps the accelerator fed.
 
-If none do, the rungs of the ladder (files, decode, scatter) show the ceiling: the first one that is
-too slow by itself.
+If none do, the ladder of ``penstock bench loader`` shows which step of reading is too slow.
 """
 
 from __future__ import annotations
 
-import math
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,20 +24,16 @@ from numpy.typing import NDArray
 
 from ...base import format_bytes, format_seconds, group_by, plural, significant, write_output
 from ...instruments import Interval, Record
-from ..loader.cell import WARM_LEAST, LoaderCell
-from ..loader.rungs import RUNGS
+from ..cell import mean_interval
 from ..queue import simulation as model
-from ..queue.cell import QueueCell, mean_interval
-from ..queue.sentences import spread_words
+from ..queue.cell import QueueCell
+from ..queue.report import spread_words
 from ..queue.simulation import QueueModel
-from ..words import bracket, listed
 
 STEPS = 200
 """The number of steps that are played."""
 BEGUN = 20
 """The first steps that do not count, in which the queue of the start is used up."""
-CEILINGS = {"L1": "storage", "L2": "decode", "L3": "scatter"}
-"""The ceiling of each rung: the limit if this rung is too slow and the one below is not."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,6 @@ def recommend_loader(
     goal: Goal,
     queues: Sequence[int],
     batch_bytes: int,
-    rungs: Mapping[str, LoaderCell] | None = None,
 ) -> Advice:
     """Recommend the fewest workers and the shallowest of ``queues`` that reach the goal.
 
@@ -113,7 +106,6 @@ def recommend_loader(
         goal: What the accelerator needs.
         queues: The depths of the queue that fit into memory.
         batch_bytes: The bytes of a batch.
-        rungs: The ladder, which shows the ceiling if the goal is not reached.
 
     Returns:
         Settings and their reasons, or no settings and the reason why the goal cannot be reached.
@@ -125,7 +117,7 @@ def recommend_loader(
             reached = reading.utilisations(goal.step_s, queue)
             if min(reached) >= goal.utilisation:
                 return _fed(reading, queue, reached, reads, goal, batch_bytes)
-    return Advice(None, tuple(_starved(reads, goal, queues, rungs or {})))
+    return Advice(None, (_starved(reads, goal, queues),))
 
 
 def _fed(
@@ -156,109 +148,20 @@ def _fed(
     return Advice(settings, tuple(lines))
 
 
-def _starved(
-    reads: Sequence[ReadAlone],
-    goal: Goal,
-    queues: Sequence[int],
-    rungs: Mapping[str, LoaderCell],
-) -> list[str]:
+def _starved(reads: Sequence[ReadAlone], goal: Goal, queues: Sequence[int]) -> str:
     best = min(reads, key=lambda reading: reading.interval.value)
-    lines = [
-        (
-            f"Nothing keeps steps of {format_seconds(goal.step_s)} fed: at best, with "
-            f"{plural(best.workers, 'worker')}, a batch of {goal.batch} comes every "
-            f"{spread_words(best.interval)}, {_against(best.interval, goal)}."
-        )
-    ]
-    if best.interval.value <= goal.most_s:
-        reached = best.utilisations(goal.step_s, max(queues))
-        lines[0] += (
-            f" They come too unevenly for the deepest queue that fits, {max(queues)}: "
-            f"{_share(reached)} of the time is computing, of {100 * goal.utilisation:g} %."
-        )
-        return lines
-    return [*lines, ceiling(rungs, best, goal)]
-
-
-def fastest_rungs(cells: Iterable[LoaderCell]) -> dict[str, LoaderCell]:
-    """The fastest cell of each rung, because a ceiling is one for any number of workers.
-
-    A rung that was never measured is left out.
-    """
-    rungs = group_by((c for c in cells if c.launches), lambda cell: str(cell.case["rung"]))
-    return {name: min(same, key=lambda cell: cell.seconds or 0.0) for name, same in rungs.items()}
-
-
-def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str:
-    """Say which ceiling forbids the goal, and by how much.
-
-    A rung that took longer than the whole loader is none, nor is one of a single launch.
-    """
-    measured = {name: cell for name, cell in rungs.items() if name in CEILINGS and cell.launches}
-    if not measured:
-        factor = best.interval.value / goal.most_s
-        return (
-            "Which ceiling forbids it is not known: the steps of the ladder were not measured "
-            f"here; reading as a whole would have to be {significant(factor)} times as fast."
-        )
-    whole = best.interval.value
-    noise = [name for name, cell in sorted(measured.items()) if (cell.seconds or 0.0) > whole]
-    for name, cell in sorted(measured.items()):
-        # A higher rung does the same and more, so it shows how fast this one can be.
-        above = [other.seconds or 0.0 for rung, other in measured.items() if rung > name]
-        if name in noise or cell.launches < 2 or min(above, default=math.inf) <= goal.most_s:
-            continue
-        taken = _taken(cell)
-        if taken.value > goal.most_s:
-            factor = taken.value / goal.most_s
-            return (
-                f"The ceiling is {_limit(name, cell)}: {_up_to(name)} alone take {_at_best(cell)}, "
-                f"{significant(factor)} times what there is."
-            )
-    if noise:
-        return (
-            f"No ceiling is named: {_up_to(noise[0])} alone took {_at_best(measured[noise[0]])}, "
-            f"and the whole loader {spread_words(best.interval)}. A part that takes longer than "
-            "the whole is noise, such as other work on this machine; use more --launches of tune "
-            "loader."
-        )
-    last = measured[max(measured)]
-    if last.launches < 2:
-        return (
-            f"No ceiling is named: {_up_to(max(measured))} took {_at_best(last)}, and one launch "
-            "is too few."
-        )
-    return (
-        f"No ceiling forbids it: {_up_to(max(measured))} take {_at_best(last)}, so what is lost is "
-        "lost in the loader itself."
+    line = (
+        f"Nothing keeps steps of {format_seconds(goal.step_s)} fed: at best, with "
+        f"{plural(best.workers, 'worker')}, a batch of {goal.batch} comes every "
+        f"{spread_words(best.interval)}, {_against(best.interval, goal)}."
     )
-
-
-def _taken(cell: LoaderCell) -> Interval:
-    """Seconds of a batch."""
-    taken = mean_interval(cell.times)
-    assert taken is not None
-    return taken
-
-
-def _at_best(cell: LoaderCell) -> str:
-    seconds, workers = _taken(cell), plural(cell.threads, "worker")
-    ends = bracket(seconds, plural(cell.launches, "launch"))
-    return f"{format_seconds(seconds.value)} {ends} for a batch at best, with {workers}"
-
-
-def _limit(rung: str, cell: LoaderCell) -> str:
-    """The name of the limit. It is not the disk if the page cache holds the files."""
-    resident = cell.per_launch("resident")
-    if rung != "L1" or resident is None:
-        return CEILINGS[rung]
-    if resident >= WARM_LEAST:
-        return "reading files, though they are in the page cache"
-    return f"{CEILINGS[rung]}, with {100 * resident:.0f} % of it in the page cache"
-
-
-def _up_to(rung: str) -> str:
-    return listed([RUNGS[name] for name in CEILINGS if name <= rung])
+    if best.interval.value > goal.most_s:
+        return line
+    reached = best.utilisations(goal.step_s, max(queues))
+    return (
+        f"{line} They come too unevenly for the deepest queue that fits, {max(queues)}: "
+        f"{_share(reached)} of the time is computing, of {100 * goal.utilisation:g} %."
+    )
 
 
 def _against(interval: Interval, goal: Goal) -> str:
@@ -273,24 +176,26 @@ def _share(reached: Sequence[float]) -> str:
     return f"{median:.1f} % [{ends}{plural(len(reached), 'launch')}]"
 
 
-def write_settings_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
-    """Write settings as YAML, with the reasons above them as comments.
+def write_settings_yaml(
+    flag: str, settings: Mapping[str, Any], sentences: Sequence[str], path: Path, replace: bool
+) -> None:
+    """Write settings as YAML, with sentences above them as comments.
 
     Args:
-        advice: Settings and their reasons.
-        path: The file, which ``penstock train`` and `penstock.Loader` take.
+        flag: The flag that names the file.
+        settings: The settings of a verb's ``--config``, or of a `penstock.Loader`.
+        sentences: Their reasons.
+        path: The file.
         replace: Replace a file that Penstock did not write.
 
     Raises:
         UsageError: The file cannot be written.
     """
-    settings = yaml.safe_dump(advice.settings, sort_keys=False)
-    text = "\n".join([*map(as_comment, advice.sentences), settings])
-    write_output("--output", path, text, replace=replace)
-
-
-def as_comment(text: str) -> str:
-    return textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ")
+    comments = (
+        textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ") for text in sentences
+    )
+    text = "\n".join([*comments, yaml.safe_dump(dict(settings), sort_keys=False)])
+    write_output(flag, path, text, replace=replace)
 
 
 def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]:

@@ -13,23 +13,22 @@ or the memory is not known, the sentence says so and claims nothing.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from ...base import format_bytes, format_count, format_seconds, group_by, plural, write_output
+from ...base import format_bytes, format_count, format_seconds, group_by, plural
 from ...bench import pixels_of
 from ...instruments import Record
 from ..cell import cell_ratio, speed_up
 from ..model.cell import VARIANTS, ModelCell, model_cells
 from ..words import bracket
-from .loader_advice import as_comment
+from .loader_advice import write_settings_yaml
 
 _Goal = Literal["latency", "throughput", "training"]
+
+_GOALS = ("throughput", "training", "latency")
 
 PLATEAU = 0.05
 """A rate that is less than this below the best is as good, and takes less memory."""
@@ -92,6 +91,13 @@ def recommend(
             else:
                 choices += _for_inference(left, ceiling)
     return Recommendation(tuple(choices), tuple(notes))
+
+
+def model_headlines(records: Iterable[Record]) -> list[str]:
+    """The settings that a sweep supports, those with the most throughput first."""
+    advice = recommend(records)
+    choices = sorted(advice.choices, key=lambda choice: _GOALS.index(choice.goal))
+    return [*(choice.sentence for choice in choices), *advice.notes]
 
 
 @dataclass(frozen=True)
@@ -288,10 +294,9 @@ _USE = {
 def write_model_yaml(
     recommendation: Recommendation, path: Path, replace: bool = False
 ) -> list[Path]:
-    """Write settings as YAML, with the reasons as comments.
+    """Write settings as YAML, with all reasons as comments.
 
-    The first model's settings for throughput or for training count. Below them stand those for
-    latency, and those of other models, as comments.
+    The first model's settings for throughput or for training count.
 
     Args:
         recommendation: What `recommend` returned.
@@ -307,12 +312,8 @@ def write_model_yaml(
     counts = next((c for c in recommendation.choices if c.goal in _USE), None)
     if counts is None:
         return []
-    others = [choice for choice in recommendation.choices if choice is not counts]
-    use = f"# {_USE[counts.goal].format(file=path.name)}\n"
-    parts = []
-    for choice in (counts, *others):
-        settings = yaml.safe_dump(choice.settings, sort_keys=False)
-        aside = settings if choice is counts else textwrap.indent(settings, "# ")
-        parts.append(f"{as_comment(choice.sentence)}\n{aside}")
-    write_output("--recommend", path, use + "\n".join(parts), replace=replace)
+    others = [choice.sentence for choice in recommendation.choices if choice is not counts]
+    use = _USE[counts.goal].format(file=path.name)
+    sentences = (use, counts.sentence, *others, *recommendation.notes)
+    write_settings_yaml("--recommend", counts.settings, sentences, path, replace)
     return [path]
