@@ -298,7 +298,6 @@ def test_a_benchmark_replaces_no_model_that_it_measures(
 @pytest.mark.parametrize(
     "words",
     [
-        "doctor --no-measure --json",
         "bench model --output",
         "bench model --output a.csv --recommend",
         "bench loader {set} --output",
@@ -346,7 +345,7 @@ def test_figures_replace_no_picture_of_the_users(tmp_path: Path) -> None:
 
 
 OUTPUTS: list[tuple[list[str], str]] = [
-    (["doctor", "--no-measure", "--json"], "mine"),
+    (["doctor", "--json"], "mine"),
     (["compare", "{a}", "{a}", "--json"], "mine"),
     (["report", "{a}", "--output", "{new}", "--csv"], "mine"),
     (["report", "{a}", "--output"], "report.md"),

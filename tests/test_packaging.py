@@ -253,8 +253,9 @@ def test_the_guide_installs_from_the_clone_and_torch_with_torchvision_first() ->
 
 @pytest.mark.slow
 def test_doctor_of_the_core_says_what_needs_torch(core: dict[str, str], tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "penstock", "doctor", "--ledger", "l", "--json", "found.json"]
-    done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
+    words = [sys.executable, "-m", "penstock", "doctor", "--json", "found.json"]
+    env = {**core, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "found.json").read_text())
     assert document["noise"]["threshold"] is None

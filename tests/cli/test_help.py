@@ -66,6 +66,11 @@ def test_help_is_short_and_help_all_has_every_flag(
                 assert set(named) <= set(model.model_fields), "a group names no knob"
 
 
+def test_a_switch_that_is_neither_on_nor_off_has_both_flags() -> None:
+    for word, equal in (("--equal", True), ("--no-equal", False)):
+        assert parser_of(["label"]).parse_args(["label", "a", "b", word]).equal is equal
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

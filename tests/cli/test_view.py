@@ -61,7 +61,7 @@ def test_a_picture_of_red_green_and_blue_is_shown_in_its_colors(
 def test_labels_are_shown_in_colors() -> None:
     objects = np.arange(6 * 40 * 30, dtype="uint16").reshape(6, 40, 30) // 2
     np.save("objects.npy", objects)
-    assert main(["label", "objects.npy", "cells.ome.zarr", "--equal", "yes"]) == 0
+    assert main(["label", "objects.npy", "cells.ome.zarr", "--equal"]) == 0
     words = argparse.Namespace(series=None, t=None, c=None)
     (_, plane, _, _), *_ = view._planes("cells.ome.zarr", words)
     assert plane.shape == (40, 30, 3) and (plane[0, 0] == plane[0, 1]).all()

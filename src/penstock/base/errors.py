@@ -38,7 +38,7 @@ class PenstockError(Exception):
     ends_job = False
     """True if the rest of the job would fail alike, on other workers too."""
     parameters: Mapping[str, str] = MappingProxyType({})
-    """The parameters that stand for flags; empty on a command line. See `config.parameters`."""
+    """The parameters that stand for flags; empty on a command line. See `config.knobs`."""
 
     def __str__(self) -> str:
         def spelled(flag: re.Match[str]) -> str:

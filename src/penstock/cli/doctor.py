@@ -1,4 +1,4 @@
-"""``penstock doctor``: what this machine is, what limits it, how noisy it is, what it can do.
+"""``penstock doctor``: what this machine is, what limits it, how noisy it is.
 
 A value that cannot be read is reported as missing; nothing is guessed.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,10 @@ from ..base import (
     write_output,
 )
 from ..bench import default_ledger, noise_floor
-from ..instruments import Ledger, collect_environment
-from .benchmarks import check_ledger
+from ..instruments import collect_environment
 from .progress import say
 
 Block = Mapping[str, Any]
-DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 MISSING = "not readable here"
 
 
@@ -45,75 +42,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="device to measure: cpu, cuda:1, mps (default: a GPU if there is one)",
     )
     parser.add_argument(
-        "--no-measure", action="store_true", help="look at the machine and measure nothing"
-    )
-    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write all that is printed to this file"
-    )
-    parser.add_argument(
-        "--ledger",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of the records (default: in the user's cache)",
     )
     add_flags(parser, Overwriting)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.json and not args.json.parent.is_dir():
-        raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     replace = from_flags(Overwriting, args).overwrite
-    read = [] if args.ledger is None else [Ledger(args.ledger).path]
-    check_outputs(("--json", args.json), replace=replace, inputs=read)
-    if args.ledger is not None:
-        check_ledger(Ledger(args.ledger))
-    check_device_name(args.device)
-    block = collect_environment()
-    device = pick_device(args.device, block)
+    check_outputs(("--json", args.json), replace=replace)
+    block, ledger = collect_environment(), default_ledger()
+    device = default_device(block) if args.device == "auto" else args.device
     for section in (machine, libraries, limited):
         show(*section(block))
-    findings: dict[str, Any] = {"environment": block, "device": device}
-    if not args.no_measure:
-        ledger = Ledger(args.ledger) if args.ledger else default_ledger()
-        say("measuring the noise floor, in fresh processes")
-        noise = noise_floor(device, ledger)
-        if noise["threshold"] is None and args.device != "auto":
-            raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
-        show("Noise floor", noise_lines(noise, device))
-        print(f"The records are in {ledger.path}.\n")
-        findings |= {"noise": noise, "ledger": str(ledger.path)}
+    say("measuring the noise floor, in fresh processes")
+    noise = noise_floor(device, ledger)
+    if noise["threshold"] is None and args.device != "auto":
+        raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
+    show("Noise floor", noise_lines(noise, device))
+    print(f"The records are in {ledger.path}.\n")
     if args.json:
+        findings = {"environment": block, "device": device, "noise": noise}
         text = json.dumps(findings, indent=2, allow_nan=False) + "\n"
         write_output("--json", args.json, text, replace=replace)
     return 0
 
 
-def check_device_name(asked: str) -> None:
-    """Raise `UsageError` if ``asked`` names no device."""
-    if not DEVICE.fullmatch(asked):
-        raise UsageError(f"--device {asked} is not a device; give auto, cpu, cuda, cuda:1 or mps")
+def default_device(block: Block) -> str:
+    """The first GPU if NVML shows one and the installed torch is built for GPUs, else the CPU.
+    Torch is not imported.
 
-
-def pick_device(asked: str, block: Block) -> str:
-    """Resolve a device name without importing torch.
-
-    ``auto`` is the first GPU if NVML shows one and the installed torch is built for GPUs, and
-    otherwise the CPU.
-
-    Raises `UsageError` for a GPU that this torch cannot use.
-
-    >>> pick_device("auto", {"gpus": [{}], "libraries": {"torch": "2.13.0+cpu"}})
+    >>> default_device({"gpus": [{}], "libraries": {"torch": "2.13.0+cpu"}})
     'cpu'
     """
     torch = block["libraries"].get("torch")
-    if asked.startswith("cuda") and torch and torch.endswith("+cpu"):
-        raise UsageError(
-            f"--device {asked} cannot be measured: torch {torch} is built without CUDA"
-        )
-    if asked == "cuda":
-        return "cuda:0"
-    if asked != "auto":
-        return asked
     return "cuda:0" if block["gpus"] and torch and not torch.endswith("+cpu") else "cpu"
 
 
@@ -144,12 +105,7 @@ def machine(block: Block) -> tuple[str, list[str]]:
 
 def libraries(block: Block) -> tuple[str, list[str]]:
     versions = block["libraries"].items()
-    there = [f"{name} {version}" for name, version in versions if version]
-    absent = [name for name, version in versions if not version]
-    lines = [", ".join(there)]
-    if absent:
-        lines.append(f"not installed: {', '.join(absent)}")
-    return "Libraries", lines
+    return "Libraries", [", ".join(f"{name} {version}" for name, version in versions if version)]
 
 
 def limited(block: Block) -> tuple[str, list[str]]:

@@ -71,11 +71,8 @@ def run(args: argparse.Namespace) -> int:
 def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, Proof]:
     """Verify an output, and print what is wrong with it; also recompute blocks if that is asked
     for."""
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     if isinstance(config.run_dir, Path):
         check_local(config.run_dir, "--run-dir")
-    check_outputs(("--json", args.json), replace=config.overwrite)
     one_heap()
     from ..inference import open_run, verify_run
 

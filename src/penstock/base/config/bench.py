@@ -8,13 +8,14 @@ from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from .data import LoaderConfig
 from .infer import InferConfig
 from .knobs import (
     TRUST_MODEL,
     Bytes,
+    Fraction,
     Natural,
     Overwriting,
     Positive,
@@ -47,6 +48,36 @@ class RecordKnobs(Overwriting, Labels):
         600.0, help="most seconds of a launch in all", unit="seconds"
     )
     seed: Natural = flag(0, help="seed of the order of launches and of samples")
+
+
+class CompareConfig(Overwriting):
+    """The knobs of ``penstock compare``."""
+
+    threshold: Fraction | None = flag(
+        None,
+        help="change that matters, 5% or 0.05 (default: the noise within the launches, by A/A)",
+    )
+    fail_if_slower: Fraction | None = flag(
+        None, help="a gate: likewise, and exit code 3 if it stays uncertain"
+    )
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = flag(
+        0.95, help="confidence of intervals and verdicts", unit="share"
+    )
+    metric: str | None = flag(
+        None,
+        help="time to compare: step, device, or a phase such as forward or read (default: step; "
+        "for trainings sample, the seconds of a step over its samples)",
+    )
+    anyway: bool = flag(False, help="also compare different machines, work or models")
+    markdown: Path | None = flag(None, help="also write a summary for a pull request")
+    html: Path | None = flag(None, help="also write a page that compares the runs")
+    seed: Natural = flag(0, help="seed of the resampling")
+
+    @model_validator(mode="after")
+    def _one_change(self) -> CompareConfig:
+        if self.threshold is not None and self.fail_if_slower is not None:
+            raise ValueError("--threshold and --fail-if-slower both say what matters; give one")
+        return self
 
 
 class SweepKnobs(RecordKnobs, OnWorkers):

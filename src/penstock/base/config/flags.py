@@ -97,7 +97,7 @@ def _flags_of(model: type[Knobs]) -> list[tuple[str, dict[str, Any]]]:
             text += f" (default: {_typed(info.default)})"
         text = text.replace("%", "%%")
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
-        if info.annotation is bool:
+        if info.annotation in (bool, bool | None):
             options["action"] = argparse.BooleanOptionalAction
         elif "Mapping" in kind:
             options |= {"action": "append", "metavar": "KEY=VALUE"}

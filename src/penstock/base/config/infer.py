@@ -1,7 +1,8 @@
-"""The knobs of ``penstock infer``."""
+"""The knobs of ``penstock infer`` and ``penstock plan``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from .knobs import (
     TRUST_MODEL,
     Bytes,
+    Knobs,
     Names,
     Natural,
     PerAxis,
@@ -18,10 +20,11 @@ from .knobs import (
     Selection,
     Shape,
     flag,
+    folder_place,
     many,
 )
 from .run_labels import Labels
-from .unattended import Sampled
+from .sharing import Sampled
 from .voxel_size import VoxelSize
 
 
@@ -154,11 +157,6 @@ class Valued(Sampled):
         help="what an absent chunk of the input is: its fill value, counted in the summary, or an "
         "error",
     )
-    raw: bool = flag(
-        False,
-        help="read a Zarr array's numbers as they are stored, whatever its scale_factor, "
-        "add_offset, _FillValue and valid_range say",
-    )
 
     @property
     def asked_normalization(self) -> Normalize | None:
@@ -202,11 +200,11 @@ class InferConfig(Valued, VoxelSize, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     groups: ClassVar = {
-        "input and model": "trust_model in_channels level series axes t c missing raw",
+        "input and model": "trust_model in_channels t c missing",
         "patches and seams": "block seam_mode window trim_voxels min_blend_weight",
         "arithmetic": "amp tf32 compile compile_dynamic threads",
         "queues": "prep_workers writer_workers max_inflight_batches",
-        "a new output": "chunks shards levels ome_zarr plain",
+        "a new output": "ome_zarr plain",
     }
 
     # what
@@ -221,15 +219,6 @@ class InferConfig(Valued, VoxelSize, Labels):
     trust_model: bool = flag(False, help=TRUST_MODEL)
     in_channels: Positive | None = flag(
         None, help="channels that the model takes (default: those of its first layer)"
-    )
-    level: Natural = flag(0, help="resolution level of an OME-Zarr input")
-    series: Natural | None = flag(
-        None, help="image to take of a TIFF file, or of an OME-Zarr group, that holds several"
-    )
-    axes: str | None = flag(
-        None,
-        help="axes of the input as stored, such as tyx: letters of t c z y x (default: by its "
-        "names of dimensions, else by their number)",
     )
     t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
     c: Selection = flag(("all",), help="channels: all, 0, 0:2, names or several")
@@ -301,16 +290,8 @@ class InferConfig(Valued, VoxelSize, Labels):
     max_inflight_batches: Positive | None = flag(
         None, help="most batches between reading and writing (default: as memory allows)"
     )
-    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
-        None, help="most host memory, such as 16GiB (default: 80 % of what is free)"
-    )
 
     # output and records
-    chunks: Shape | None = flag(None, help="chunks of a new output, z y x", unit="voxels")
-    shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)", unit="voxels")
-    levels: Positive | Literal["none"] | None = flag(
-        None, help="levels of an OME-Zarr output, or none (default: until y and x are <= 256)"
-    )
     ome_zarr: Annotated[Literal["0.4", "0.5"] | None, BeforeValidator(_edition)] = flag(
         None,
         help="version of OME-Zarr (default: 0.4 where the input is that and unsharded, else 0.5)",
@@ -318,8 +299,6 @@ class InferConfig(Valued, VoxelSize, Labels):
     plain: bool = flag(
         False, help="write a .zarr as an array alone (Zarr v3), without group, levels and scale"
     )
-    overwrite: bool = flag(False, help="replace an output that exists")
-    resume: bool = flag(False, help="write only what an earlier run did not write")
 
     @model_validator(mode="after")
     def _group(self) -> InferConfig:
@@ -332,14 +311,35 @@ class InferConfig(Valued, VoxelSize, Labels):
         """The patch in numbers; None as long as there are none."""
         return None if isinstance(self.patch, str) else self.patch
 
-    @property
-    def resumes(self) -> bool:
-        """Whether the run goes on with an earlier one."""
-        return self.resume or self.joins
-
 
 class DecodedConfig(InferConfig):
     """A job whose output a decoder reads: floats of an unknown kind are taken as they are, since on
     the scale and in the dtype of the input nothing of distances or flows would be left."""
 
     floats_are: ClassVar[HeadKind] = "scores"
+
+
+def _rate(value: object) -> object:
+    """Voxels per second, or the folder of a run that measured them."""
+    try:
+        rate = float(str(value))
+    except ValueError:
+        return folder_place(value)
+    if not 0 < rate < math.inf:
+        raise ValueError(f"{value} is not a number of voxels per second above 0")
+    return rate
+
+
+class ScaleConfig(Knobs):
+    """The knobs of ``penstock plan`` that describe workers and store."""
+
+    rate: Annotated[float | Path | str, BeforeValidator(_rate)] | None = flag(
+        None,
+        help="voxels per second of one worker, or the run folder of an infer that measured them",
+    )
+    bandwidth: Annotated[Bytes, Field(ge=1)] | None = flag(
+        None,
+        help="bytes per second that the store serves to all workers together, such as 20GB "
+        "(default: more than they need)",
+        unit="bytes a second",
+    )

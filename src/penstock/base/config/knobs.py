@@ -1,19 +1,29 @@
-"""Sets of knobs, and how YAML and Python arguments fill them."""
+"""Sets of knobs, and how YAML and Python arguments fill them.
+
+Errors of a function of Python name its parameters, where a command line names flags. A message
+spells a knob as its flag. `names_parameters` gives the error the knobs that it may be about, and
+`str` of the error spells these as parameters:
+
+    --overlap 8 must be less than --patch 4   ──▶   `overlap` 8 must be less than `patch` 4
+    use --resume or --overwrite               ──▶   use `resume=True` or `overwrite=True`
+    give --no-amp                             ──▶   give `amp='off'`
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ..errors import UsageError
-from ..units import parse_bytes, parse_seconds
+from ..errors import PenstockError, UsageError
+from ..units import parse_bytes, parse_seconds, parse_share
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -53,6 +63,8 @@ Place = Annotated[Path | str, BeforeValidator(folder_place)]
 Names = Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+Fraction = Annotated[float, BeforeValidator(parse_share)]
+"""``1%`` or ``0.01``: above 0."""
 
 
 def _switch(value: object) -> object:
@@ -246,3 +258,49 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__array_interface__"):  # not its many numbers
         return f"array in memory, {value.dtype} {tuple(value.shape)}"
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def names_parameters(
+    model: type[Knobs], **parameters: str
+) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """Make a function's errors name its parameters.
+
+    Args:
+        model: The class of knobs that are its parameters.
+        parameters: Parameters that have another name than their knob: ``model_type="model"``.
+
+    Returns:
+        A decorator.
+    """
+
+    def around(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        @functools.wraps(function)
+        def naming(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+            try:
+                return function(*args, **kwargs)
+            except PenstockError as error:
+                error.parameters = _parameters(model, parameters)
+                raise
+
+        return naming
+
+    return around
+
+
+def _parameters(model: type[Knobs], renamed: dict[str, str]) -> dict[str, str]:
+    """The parameter, or the argument, that stands for each flag."""
+    spelled: dict[str, str] = {}
+    for knob, info in model.model_fields.items():
+        parameter, dashed = renamed.get(knob, knob), knob.replace("_", "-")
+        if info.annotation in (bool, bool | None):
+            spelled |= {f"--{dashed}": f"{parameter}=True", f"--no-{dashed}": f"{parameter}=False"}
+        else:
+            spelled[f"--{dashed}"] = parameter
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and "alias" in extra:
+            spelled[str(extra["alias"])] = f"{parameter}={extra['const']!r}"
+    return spelled

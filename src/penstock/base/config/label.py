@@ -1,4 +1,4 @@
-"""The knobs of ``penstock label``."""
+"""The knobs of ``penstock label``, and of the decoders that are built in."""
 
 from __future__ import annotations
 
@@ -8,12 +8,103 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .decoder_knobs import DECODERS, StarKnobs, decoder_knobs
-from .knobs import Bytes, Knobs, Natural, Positive, Shape, as_number, flag, many
+from .knobs import (
+    Knobs,
+    Natural,
+    Positive,
+    Shape,
+    as_number,
+    build,
+    check_file,
+    flag,
+    many,
+)
 from .run_labels import key_and_text
 from .sharing import Stepwise
 
 LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
+
+
+def _numbers(value: object) -> object:
+    """The numbers in ``1,2,2``."""
+    return value.split(",") if isinstance(value, str) else many(value)
+
+
+def _offsets(value: object) -> object:
+    """The offsets in ``-1,0,0/0,-1,0``."""
+    return value.split("/") if isinstance(value, str) else value
+
+
+Sizes = Annotated[
+    tuple[Annotated[float, Field(gt=0)], ...],
+    BeforeValidator(_numbers),
+    Field(min_length=2, max_length=3),
+]
+Offset = Annotated[tuple[int, ...], BeforeValidator(_numbers), Field(min_length=2, max_length=3)]
+
+
+class StarKnobs(Knobs):
+    """The options of ``--decoder stardist``."""
+
+    model: Path | None = flag(
+        None, help="folder of a StarDist model, which says rays, grid and thresholds"
+    )
+    nms: Annotated[float, Field(ge=0, le=1)] | None = flag(
+        None, help="overlap above which the less likely of two objects goes (default: 0.4)"
+    )
+    anisotropy: Sizes | None = flag(
+        None, help="of the golden spiral along which distances z y x are given without a model"
+    )
+    grid: Annotated[tuple[Positive, ...], BeforeValidator(_numbers)] = flag(
+        (1, 1, 1), help="voxels of the image for one of the scores, z y x"
+    )
+
+
+class FlowKnobs(Knobs):
+    """The options of ``--decoder cellpose``."""
+
+    niter: Positive = flag(200, help="steps along the flows")
+    flow_threshold: Annotated[float, Field(ge=0)] = flag(
+        0.4, help="in a plane: the most that the flows of an object may err; 0 for any"
+    )
+
+
+class AffinityKnobs(Knobs):
+    """The options of ``--decoder affinities``."""
+
+    offsets: Annotated[tuple[Offset, ...], BeforeValidator(_offsets)] = flag(
+        help="the neighbour that each channel is about, z y x: those by faces come first"
+    )
+    strides: Annotated[tuple[Positive, ...], BeforeValidator(_numbers)] | None = flag(
+        None, help="take other neighbours at every so many voxels, z y x"
+    )
+
+
+DECODERS: Mapping[str, type[Knobs]] = {
+    "watershed": Knobs,
+    "stardist": StarKnobs,
+    "cellpose": FlowKnobs,
+    "affinities": AffinityKnobs,
+}
+"""The decoders that are built in."""
+
+
+def decoder_knobs(decoder: str, options: Mapping[str, Any]) -> Knobs:
+    """The options of a decoder.
+
+    Args:
+        decoder: Its name, or ``FILE.py:FUNCTION``, which has none.
+        options: Texts by name.
+
+    Returns:
+        The options, of the class in `DECODERS`.
+
+    Raises:
+        UsageError: An option is wrong, or there is none of that name.
+    """
+    kind = DECODERS.get(decoder, Knobs)
+    check_file(kind, options, f"--decoder-option of {decoder}", whole=True)
+    return build(kind, options)
 
 
 def _options(value: object) -> object:
@@ -112,16 +203,6 @@ class LabelConfig(ObjectKnobs, Stepwise):
     channels: Annotated[tuple[Natural, ...], BeforeValidator(many)] | None = flag(
         None, help="the channels of --intensity (default: all)"
     )
-    resume: bool = flag(False, help="go on with a run that was killed")
-    level: Natural = flag(0, help="the level of OME-Zarr or TIFF")
-    axes: str | None = flag(None, help="the letters of the stored axes: tyx, zcyx")
-    series: Natural | None = flag(None, help="the image to take of several")
-    raw: bool = flag(False, help="read the numbers as they are stored, without scale and offset")
-    chunks: Shape | None = flag(None, help="chunks of the output, z y x (default: as the input)")
-    shards: Shape | None = flag(None, help="shards of the output, z y x (default: none)")
-    levels: Literal["none"] | Positive | None = flag(
-        None, help="levels of the output in all (default: until y and x have at most 256 voxels)"
-    )
     dtype: LabelDtype | None = flag(
         None, help="dtype of the output (default: the smallest that holds the number of objects)"
     )
@@ -133,20 +214,9 @@ class LabelConfig(ObjectKnobs, Stepwise):
     workers: Positive | None = flag(
         None, help="processes of this machine that label (default: one for each core)"
     )
-    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
-        None, help="most memory of these processes, such as 4GiB (default: 80 % of what is free)"
-    )
     run_dir: Path | None = flag(
         None, help="folder of the run's records (default: OUT.penstock beside OUT)"
     )
-    take_over: bool = flag(
-        False, help="take an output that another run has locked, if that run may have ended"
-    )
-
-    @property
-    def resumes(self) -> bool:
-        """Whether the run goes on with an earlier one."""
-        return self.resume or self.joins
 
     @property
     def decodes(self) -> bool:

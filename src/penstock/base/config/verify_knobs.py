@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
-from .knobs import Natural, Overwriting, Place, Positive, Seconds, flag, many
-
-
-def _share(value: object) -> object:
-    """A share as a number, from ``1%`` or ``0.01``."""
-    percent = re.fullmatch(r"([0-9.eE+-]+) ?%", str(value))
-    try:
-        share = float(percent[1]) / 100 if percent else float(str(value))
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ValueError(f"{str(value)!r} is not a share such as 1% or 0.01")
-    return share
+from .knobs import Fraction, Natural, Overwriting, Place, Positive, Seconds, flag, many
 
 
 class VerifyConfig(Overwriting):
@@ -42,7 +29,7 @@ class VerifyConfig(Overwriting):
     trust_model: bool = flag(
         False, help="load the model that the run folder names, and files that may run any code"
     )
-    recompute: Annotated[float, BeforeValidator(_share)] | None = flag(
+    recompute: Annotated[Fraction, Field(le=1)] | None = flag(
         None, help="share of the blocks, such as 1%, to compute anew from the input and compare"
     )
     seed: Natural = flag(0, help="seed that picks the blocks of --recompute")
