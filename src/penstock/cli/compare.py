@@ -5,12 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..base import CompareConfig, UsageError, add_flags
-
-if TYPE_CHECKING:  # heavy imports wait until the verb runs
-    from ..instruments import Record
+from ..base import CompareConfig, UsageError, add_flags, check_outputs, from_flags, write_output
+from ..instruments import Record
+from ..reports import (
+    RUN_SCENARIOS,
+    cases_of_sides,
+    clipped,
+    compare_records,
+    gate_sentence,
+    html_page,
+    in_text,
+    launches_named,
+    markdown_page,
+    page_of_sides,
+    report_of_comparison,
+)
 
 EXAMPLES = """
 penstock compare logs/stage2_bench.ledger after.ledger   # a verdict on every case
@@ -37,20 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import check_outputs, from_flags, write_output
-    from ..reports import (
-        RUN_SCENARIOS,
-        cases_of_sides,
-        clipped,
-        compare_records,
-        gate_sentence,
-        html_page,
-        in_text,
-        markdown_page,
-        page_of_sides,
-        report_of_comparison,
-    )
-
     config = from_flags(CompareConfig, args)
     replace, gated = config.overwrite, config.fail_if_slower is not None
     inputs = [path for path in (Path(args.a), Path(args.b)) if path.exists()]
@@ -87,8 +83,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _launches(side: str) -> list[Record]:
     """The launches of a side, as they are."""
-    from ..reports import launches_named
-
     if not (records := launches_named(side)):
         raise UsageError(f"{side} holds no launch")
     return records

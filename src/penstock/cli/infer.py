@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from ..base import (
     InferConfig,
@@ -20,12 +19,10 @@ from ..base import (
     one_heap,
     signals_handled,
 )
+from ..inference import EndRequest, Plan, Progress
 from ..models import check_model_name
 from .instances import instances_of, run_instances
 from .progress import Bar, drawn_bar, say
-
-if TYPE_CHECKING:
-    from ..inference import EndRequest, Plan, Progress
 
 PLAIN_EVERY_SECONDS = 10.0
 """Seconds between two lines of progress if there is no terminal for a bar."""
@@ -59,7 +56,7 @@ def run_config(config: InferConfig, *, dry: bool) -> int:
         return _run_on_cluster(config)
     if dry:
         return show_plan(config)
-    from ..inference import EndRequest, Job, run_job, run_step
+    from ..inference import Job, run_job, run_step
 
     job = Job(config)
     print_plan(job.plan)
@@ -95,7 +92,7 @@ _ASKING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasa
 
 def _run_on_cluster(config: InferConfig) -> int:
     """Run a job on workers. This process needs no torch."""
-    from ..inference import EndRequest, run_on_cluster
+    from ..inference import run_on_cluster
 
     request = EndRequest()
     with shown_progress() as progress, _asked_by_signals(request, signal.SIGINT):

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from ..base import UsageError, format_bytes
+from ..data import SeveralArrays, open_source
+
 EXAMPLES = """
 penstock info noisy.ome.zarr
 penstock info brain.ims
@@ -54,8 +57,6 @@ def _show_model(args: argparse.Namespace) -> int:
 
 
 def _show_array(args: argparse.Namespace) -> int:
-    from ..data import SeveralArrays, open_source
-
     chosen = {"axes": args.axes, "series": args.series, "name": "PATH"}
     try:
         first = open_source(args.path, **chosen)
@@ -85,8 +86,6 @@ def infer_line(args: argparse.Namespace, more: Sequence[str] = (), ending: str =
 
 
 def _of_array(source: Any) -> Iterator[str]:
-    from ..base import format_bytes
-
     size = math.prod(source.domain.shape) * source.dtype.itemsize
     yield f"array     {_sides(source.domain.shape, source)} {source.dtype}, {format_bytes(size)}"
     if source.chunks != (1,) * 5:  # of an array in one piece
@@ -100,9 +99,6 @@ def _of_array(source: Any) -> Iterator[str]:
 
 def _of_levels(path: str, chosen: Mapping[str, Any]) -> Iterator[str]:
     """The levels below the first."""
-    from ..base import UsageError
-    from ..data import open_source
-
     for level in range(1, _MOST_LEVELS):
         try:
             source = open_source(path, level=level, **chosen)

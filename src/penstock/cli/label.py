@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..base import LabelConfig, add_flags, from_flags, one_heap
+from ..inference import Labelling, LabelSummary, label_on_cluster
 from .drawing import draw_cutouts, figures_of
 from .progress import counted_progress, say
-
-if TYPE_CHECKING:
-    from ..inference import Labelling, LabelSummary
 
 EXAMPLES = """
 penstock label scores.ome.zarr cells.ome.zarr --threshold 0.5 --min-size 20
@@ -38,8 +35,6 @@ def run(args: argparse.Namespace) -> int:
 
 def run_labelling(config: LabelConfig) -> int:
     """Carry out a labelling, and print what was done. Returns the exit code."""
-    from ..inference import Labelling, label_on_cluster
-
     with contextlib.ExitStack() as stack:
 
         def begins(labelling: Labelling) -> Callable[[int], None]:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
-from ..base import Overwriting, add_flags
+import numpy as np
 
-if TYPE_CHECKING:
-    from ..data import CoarseView, SampleMask
+from ..base import (
+    Overwriting,
+    UsageError,
+    add_flags,
+    check_outputs,
+    from_flags,
+    require,
+    writing_output,
+)
+from ..data import CoarseView, SampleMask, coarse_view, mask_sink, sample_mask, write_mask
+from .drawing import figures_of
+from .info import infer_line
 
 EXAMPLES = """
 penstock mask brain.ome.zarr mask.ome.zarr
@@ -48,11 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import UsageError, check_outputs, from_flags
-    from ..data import coarse_view, mask_sink, sample_mask, write_mask
-    from .drawing import figures_of
-    from .info import infer_line
-
     for flag in ("keep", "grow"):
         least = flag == "keep"
         if (said := getattr(args, flag)) is not None and said < least:
@@ -79,10 +83,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _drawn(view: CoarseView, mask: SampleMask, file: Path, replace: bool) -> Path:
     """Draw the outline over some planes of the view."""
-    import numpy as np
-
-    from ..base import require, writing_output
-
     depth, height, width = view.array.shape
     planes = sorted({(2 * n + 1) * depth // (2 * _PLANES) for n in range(_PLANES)})
     side = 4.0  # inches

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..base import (
     Overwriting,
     UsageError,
@@ -19,6 +21,8 @@ from ..base import (
     require,
     writing_output,
 )
+from ..data import Box, Grid, open_source
+from ..reports import serve_stores
 
 EXAMPLES = """
 penstock view noisy.ome.zarr
@@ -88,8 +92,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from ..reports import serve_stores
-
     for path in args.paths:
         if not Path(path).is_dir():
             raise UsageError(f"PATH {path}: --serve takes Zarr stores of this machine: folders")
@@ -103,8 +105,6 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any, float]]:
     """The middle planes of an array: title, pixels, black and white, height of a pixel by width."""
-    import numpy as np
-
     source, level = _coarse(path, args.series)
     place = [side // 2 for side in source.domain.shape]
     for axis, flag in ((0, "t"), (1, "c")):
@@ -144,8 +144,6 @@ def _shows_labels(path: str, source: Any) -> bool:
 
 def _in_colors(labels: Any) -> Any:
     """Labels as red, green and blue: 0 is black, and numbers near each other look apart."""
-    import numpy as np
-
     hsv_to_rgb = require("matplotlib.colors", "plot").hsv_to_rgb
     hues, pale = labels * _GOLDEN % 1, labels * _GOLDEN**2 % 1
     return hsv_to_rgb(np.stack([hues, 0.5 + 0.5 * pale, np.where(labels == 0, 0.0, 1.0)], axis=-1))
@@ -153,8 +151,6 @@ def _in_colors(labels: Any) -> Any:
 
 def _coarse(path: str, series: int | None) -> tuple[Any, int]:
     """The coarsest level that has as many pixels as a picture, and its number."""
-    from ..data import open_source
-
     first, number = open_source(path, series=series, name="PATH"), 0
     while True:
         try:
@@ -171,10 +167,6 @@ def _plane(
 ) -> tuple[Any, tuple[int, int]]:
     """The pixels of a plane, of which some are left out so that they fit, and the steps along it.
     Several channels are its last axis. Rows of chunks are read one after another."""
-    import numpy as np
-
-    from ..data import Box, Grid
-
     start, shape = list(place), [1, channels, 1, 1, 1]
     kept = [each for each in (2, 3, 4) if each != axis]
     for each in kept:

@@ -34,7 +34,7 @@ from ...data import Box, Grid, OutputLock, Sink, Source, open_source
 from ..run_folder.block_log import digest_of
 from ..run_folder.folder import read_run
 from ..run_folder.names import HOLES_FILE, IDS_FILE, OWNERS_FILE, STARTS_FILE
-from .block_record import BlockRecord, load_table, record_of
+from .block_record import BlockRecord, load_table, record_of, save_table
 from .components import ComponentRule, HoleTable, LocalLabels
 from .decoded_views import ViewWork
 from .label_output import LabelOutput, OpensAnew, open_input
@@ -103,7 +103,7 @@ class BlockWork(OpensAnew):
 
     def load(self, number: int) -> BlockRecord:
         """Read what is counted of a block."""
-        return BlockRecord.load(self.record(number))
+        return load_table(self.record(number), BlockRecord)
 
     def lacking(self, numbers: Iterable[int]) -> list[int]:
         """Those of some blocks that are not counted."""
@@ -119,7 +119,7 @@ class BlockWork(OpensAnew):
         voxels = labels.runs.voxels(len(labels.first))
         flat = "z" not in self.source.axes
         record = record_of(labels, box, self.grid.domain, flat, voxels, measures)
-        record.save(self.record(number))
+        save_table(self.record(number), record)
         return ""
 
     def write(self, number: int) -> str:

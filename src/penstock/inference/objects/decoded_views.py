@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import LabelConfig, UsageError, replacing, require
+from ...base import LabelConfig, UsageError, require
 from ...data import Box, Grid, Source, flatten
-from .block_record import load_table, save_table
+from .block_record import faces_of, load_table, save_array, save_table
 from .decoders import Decoder, check_decoder, opened_decoder
 from .label_output import OpensAnew, open_input
 from .object_measures import extents_of
@@ -108,12 +108,10 @@ class ViewWork(OpensAnew):
         cells = cells - first[2:]
         lead = np.full((count, 2), (box.start[0] - first[0], 0), np.int64)
         home = np.ravel_multi_index((*lead.T, *cells.T), self.grid.cells.shape)
-        domain = self.grid.domain
         cut = np.zeros(count + 1, bool)
-        for axis in range(3):
-            for place, end, last in ((0, box.start, domain.start), (-1, box.stop, domain.stop)):
-                if end[axis + 2] != last[axis + 2]:
-                    cut[np.unique(np.take(labels, place, axis))] = True
+        for *_, face, is_outer in faces_of(labels, box, self.grid.domain):
+            if not is_outer:
+                cut[np.unique(face)] = True
         large: NDArray[np.bool_] = np.any(high - low > np.maximum(self.halo, 1), axis=1)
         return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
 
@@ -143,12 +141,6 @@ class ViewWork(OpensAnew):
 
     def _file(self, number: int, suffix: str) -> Path:
         return self.folder / f"{number:06}.{suffix}"
-
-
-def save_array(path: Path, array: NDArray[Any]) -> None:
-    """Write the file of an array, whole or not at all."""
-    with replacing(path) as draft, draft.open("wb") as file:
-        np.save(file, array)
 
 
 def view_work(config: LabelConfig, source: Source, domain: Box, folder: Path) -> ViewWork:

@@ -80,7 +80,7 @@ def touching(
     cells, reach = grid.cells, REACH[connectivity]
     index = unflatten(number, cells)
     here = load(number)
-    if not here.count:
+    if not len(here.first):
         return
     for z, y, x in product((-1, 0, 1), repeat=3):
         there = tuple(map(sum, zip(index, (0, 0, z, y, x), strict=True)))
@@ -90,7 +90,7 @@ def touching(
             continue
         other = flatten(there, cells)
         after = load(other)
-        if after.count:
+        if len(after.first):
             yield other, _pairs(here, after, (z, y, x), reach - steps)
 
 
@@ -100,6 +100,7 @@ def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) ->
     theirs = _side(there, tuple(-step for step in offset))
     free = [axis for axis in range(3) if offset[axis] == 0]
     keys, faces = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
+    width = len(there.first)
     for shift in product((-1, 0, 1), repeat=len(free)):
         if sum(map(abs, shift)) > reach:
             continue
@@ -112,7 +113,7 @@ def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) ->
         if here.values is not None and there.values is not None:
             same = here.values[a[both].astype(np.int64) - 1]
             both[both] = same == there.values[b[both].astype(np.int64) - 1]
-        pairs = (a[both].astype(np.int64) - 1) * there.count + b[both].astype(np.int64) - 1
+        pairs = (a[both].astype(np.int64) - 1) * width + b[both].astype(np.int64) - 1
         keys.append(pairs)
         if len(free) == 2 and not any(shift):
             faces = pairs
@@ -120,7 +121,7 @@ def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) ->
     counts = np.zeros(len(different), np.int64)
     numbers, times = np.unique(faces, return_counts=True)
     counts[np.searchsorted(different, numbers)] = times
-    return offset, np.stack(np.divmod(different, there.count), axis=1), counts
+    return offset, np.stack(np.divmod(different, width), axis=1), counts
 
 
 def _side(record: BlockRecord, offset: tuple[int, ...]) -> NDArray[Any]:

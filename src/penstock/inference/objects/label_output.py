@@ -42,7 +42,7 @@ class LabelOutput:
         Raises:
             UsageError: It exists and is not ours, or does not hold so many numbers.
         """
-        dtype = self.config.dtype or smallest_dtype(count)
+        dtype = self.config.dtype or np.min_scalar_type(count)
         sink = self.sink(dtype, resume=goes_on, overwrite=anew and not goes_on)
         if sink.dtype.kind not in "iu" or count > np.iinfo(sink.dtype).max:
             raise UsageError(
@@ -88,12 +88,3 @@ def open_input(config: LabelConfig) -> Source:
     """The input of a labelling."""
     settings = {name: getattr(config, name) for name in ("level", "axes", "series", "raw")}
     return open_source(config.in_spec, **settings, name="IN")
-
-
-def smallest_dtype(count: int) -> str:
-    """The smallest dtype that holds a count.
-
-    >>> smallest_dtype(255), smallest_dtype(256)
-    ('uint8', 'uint16')
-    """
-    return next(f"uint{bits}" for bits in (8, 16, 32, 64) if count < 1 << bits)

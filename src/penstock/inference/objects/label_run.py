@@ -43,10 +43,10 @@ from ..run_folder.names import (
     VIEWS,
 )
 from ..stages.beginning import removed, say_unlocked
-from .block_record import load_table, save_table
+from .block_record import load_table, save_array, save_table
 from .block_work import BlockWork
 from .components import HoleTable
-from .decoded_views import ViewWork, save_array
+from .decoded_views import ViewWork
 from .doubtful_objects import Cutout, PlaneEnds, cutouts_of, ends_at_planes, worst_first
 from .face_joins import Contacts, Totals, all_touching, groups_of, numbered, touches
 from .label_job import LabelJob

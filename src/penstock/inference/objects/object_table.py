@@ -72,9 +72,8 @@ def merged_measures(work: BlockWork, numbering: Numbering, contacts: list[Contac
     total: Measures = {}
     for number in range(len(work.grid)):
         record = work.load(number)
-        part = {
-            name: getattr(record, name) for name in ("first", "voxels", "at_border")
-        } | record.measures
+        part = {name: getattr(record, name) for name in ("first", "voxels", "at_border")}
+        part |= record.measures
         total = total or empty_measures(part, numbering.kept)
         add_measures(total, numbering.of_block(number), part)
     for axis, pairs, faces in contacts:
