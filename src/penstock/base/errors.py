@@ -179,17 +179,18 @@ BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_util
 """Packages that are imported plainly and may be absent; others of an extra are `require`d."""
 
 
-def absent(error: ModuleNotFoundError, extra: str) -> MissingDependency | None:
-    """The error for an import that failed.
+def absent(error: Exception, extra: str) -> MissingDependency | None:
+    """The error for a module that is not there.
 
     Args:
-        error: The error of the import.
+        error: The error of an import, or any other.
         extra: The extra of Penstock that would bring the module.
 
     Returns:
-        The error, or None where no extra brings the module.
+        The error, or None where no module lacks, or no extra brings it.
     """
-    package = (error.name or "").partition(".")[0]
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    package = (name or "").partition(".")[0]
     return missing(package, extra) if package in BROUGHT else None
 
 

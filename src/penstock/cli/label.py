@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ..base import LabelConfig, add_flags, from_flags, one_heap
-from ..inference import Labelling, LabelSummary, label_on_cluster
-from .drawing import draw_cutouts, figures_of
+from ..inference import Cutout, Labelling, LabelSummary, label_on_cluster
+from .drawing import figures_of, picture
 from .progress import counted_progress, say
 
 EXAMPLES = """
@@ -77,8 +78,23 @@ def _shown(done: LabelSummary) -> str:
     """The numbers of the largest ambiguous objects, and the files that show them."""
     if done.ambiguous_file is None:
         return ""
-    picture = done.ambiguous_file.with_suffix(".png")
-    drawn = figures_of(lambda: [draw_cutouts(picture, done.cutouts)])
+    file = done.ambiguous_file.with_suffix(".png")
+    drawn = figures_of(lambda: [_drawn(file, done.cutouts)])
     numbers = ", ".join(str(each.number) for each in done.cutouts)
     files = ", ".join(map(str, [done.ambiguous_file, *drawn]))
     return f", the largest are {numbers}: see {files}"
+
+
+def _drawn(file: Path, cutouts: Sequence[Cutout]) -> Path:
+    """Draw objects over scores: each in orange, those around it in blue."""
+    columns = min(3, len(cutouts))
+    rows = -(-len(cutouts) // columns)
+    with picture(file, (3 * columns, 3.3 * rows), rows, columns, replace=True) as panels:
+        for panel, cutout in zip(panels.flat, cutouts, strict=False):
+            panel.imshow(cutout.scores, cmap="gray")
+            panel.imshow(cutout.around[..., None] * (0.2, 0.5, 1, 0.35))
+            panel.imshow(cutout.body[..., None] * (1, 0.5, 0, 0.5))
+            place = " ".join(map(str, cutout.low))
+            title = f"{cutout.number}: {cutout.voxels:,} voxels\nfrom z y x {place}"
+            panel.set_title(title, fontsize=8)
+    return file

@@ -19,10 +19,11 @@ from ..base import (
     check_outputs,
     from_flags,
     require,
-    writing_output,
 )
 from ..data import Box, Grid, open_source
 from ..reports import serve_stores
+from .drawing import picture
+from .info import levels_below
 
 EXAMPLES = """
 penstock view noisy.ome.zarr
@@ -73,20 +74,15 @@ def run(args: argparse.Namespace) -> int:
     longest = max(columns, key=len)
     heights = [plane.shape[0] * aspect / plane.shape[1] for _, plane, _, aspect in longest]
     heights = [min(max(height, 0.2), 2.0) for height in heights]
-    figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(_INCHES * len(columns), _INCHES * (sum(heights) + 0.1 * rows)),
-        layout="constrained",
-    )
-    axes = figure.subplots(rows, len(columns), squeeze=False, height_ratios=heights)
-    for column, planes in enumerate(columns):
-        for row in range(rows):
-            axes[row, column].set_axis_off()
-        for row, (title, plane, window, aspect) in enumerate(planes):
-            low, high = window
-            axes[row, column].imshow(plane, cmap="gray", vmin=low, vmax=high, aspect=aspect)
-            axes[row, column].set_title(title, fontsize=9)
-    with writing_output(args.out, replace=replace) as draft:
-        figure.savefig(draft, format="png")
+    size = (_INCHES * len(columns), _INCHES * (sum(heights) + 0.1 * rows))
+    with picture(
+        args.out, size, rows, len(columns), replace=replace, height_ratios=heights
+    ) as panels:
+        for column, planes in enumerate(columns):
+            for row, (title, plane, (low, high), aspect) in enumerate(planes):
+                panel = panels[row, column]
+                panel.imshow(plane, cmap="gray", vmin=low, vmax=high, aspect=aspect)
+                panel.set_title(title, fontsize=9)
     print(args.out)
     return 0
 
@@ -152,14 +148,11 @@ def _in_colors(labels: Any) -> Any:
 def _coarse(path: str, series: int | None) -> tuple[Any, int]:
     """The coarsest level that has as many pixels as a picture, and its number."""
     first, number = open_source(path, series=series, name="PATH"), 0
-    while True:
-        try:
-            below = open_source(path, level=number + 1, series=series, name="PATH")
-        except UsageError:  # there are no further ones
-            return first, number
+    for level, below in levels_below(path, series=series):
         if max(below.domain.shape[2:]) < _SIDE:
-            return first, number
-        first, number = below, number + 1
+            break
+        first, number = below, level
+    return first, number
 
 
 def _plane(
