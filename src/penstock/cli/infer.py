@@ -1,19 +1,34 @@
-"""``penstock infer``: run a model over a volume larger than memory."""
+"""``penstock infer``: run a model over a volume larger than memory.
+
+With ``--instances`` the scores of a model go to a scratch, from which objects are labelled:
+
+    IN ──▶ infer ──▶ OUT.scores.zarr ──▶ label ──▶ OUT, table
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import itertools
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ..base import (
+    LOCK_SUFFIX,
+    DecodedConfig,
     InferConfig,
     InstanceConfig,
+    LabelConfig,
+    UsageError,
     add_flags,
+    as_settings,
+    build,
+    check_outputs,
     format_seconds,
     from_flags,
     one_heap,
@@ -21,7 +36,6 @@ from ..base import (
 )
 from ..inference import EndRequest, Plan, Progress
 from ..models import check_model_name
-from .instances import instances_of, run_instances
 from .progress import Bar, drawn_bar, say
 
 PLAIN_EVERY_SECONDS = 10.0
@@ -45,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     one_heap()
     config = from_flags(InferConfig, args, args.config)
     check_model_name(config.model_type, "--model-type")
-    if (steps := instances_of(args, config)) is not None:
-        return run_instances(partial(run_config, dry=args.dry_run), *steps, dry=args.dry_run)
+    if (steps := _instances_of(args, config)) is not None:
+        return _run_instances(*steps, dry=args.dry_run)
     return run_config(config, dry=args.dry_run)
 
 
@@ -152,3 +166,62 @@ class _PlainLines:
         )
         with contextlib.suppress(OSError):  # for example about a full disk; the job goes on
             say(line)
+
+
+_OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout", "part_retries",
+            "max_failed_parts", "max_memory")  # fmt: skip
+"""Settings of both, where they are given."""
+
+
+def _instances_of(
+    args: argparse.Namespace, config: InferConfig
+) -> tuple[InferConfig, LabelConfig] | None:
+    """What ``infer --instances`` does first, and then: the job that writes scores, and the
+    labelling of these; None without ``--instances``."""
+    objects = from_flags(InstanceConfig, args)
+    if objects.instances is None:
+        if objects.model_fields_set:
+            flag = min(objects.model_fields_set).replace("_", "-")
+            raise UsageError(f"--{flag} has no effect without --instances")
+        return None
+    from ..inference import check_decoder
+
+    if config.is_element:
+        raise UsageError(
+            "--instances is no step of an array; let the array write scores, and then penstock "
+            "label them"
+        )
+    if objects.instances == "components" and objects.threshold is None:
+        raise UsageError("--instances components needs --threshold X: an object is what is above")
+    if len(config.out_spec) != 1 or "://" in (place := str(config.out_spec[0])):
+        raise UsageError("--instances writes one output, an OME-Zarr on this machine")
+    if Path(place).exists() and not (config.overwrite or config.resume):
+        raise UsageError(f"--out-spec {place}: exists; use --overwrite to replace it")
+    check_outputs(("--table", objects.table), replace=config.overwrite or config.resume)
+    scratch = f"{place}.scores.zarr"
+    asked = {key: value for key, value in as_settings(objects).items() if key != "instances"}
+    output = {name: getattr(config, name) for name in _OF_BOTH if name in config.model_fields_set}
+    once = {"overwrite": config.overwrite, "resume": config.resume}
+    label = build(
+        LabelConfig, asked, output, once,
+        {"in_spec": scratch, "out_spec": place, "decoder": objects.instances},
+    )  # fmt: skip
+    check_decoder(label)  # before the scores are computed, and not after
+    scores: dict[str, Any] = {"out_spec": (scratch,), "levels": "none", "shards": None}
+    scores["run_dir"] = config.run_dir or Path(f"{place}.scores.penstock")
+    kept = {**dict(config), **scores}
+    return DecodedConfig.model_construct(config.model_fields_set | scores.keys(), **kept), label
+
+
+def _run_instances(scores: InferConfig, label: LabelConfig, *, dry: bool) -> int:
+    """Infer scores, label them, and remove them. Returns the exit code."""
+    from .label import run_labelling
+
+    code = run_config(scores, dry=dry)
+    if dry or code:
+        return code
+    code = run_labelling(label)
+    scratch = Path(label.in_spec)
+    shutil.rmtree(scratch)
+    scratch.with_name(scratch.name + LOCK_SUFFIX).unlink(missing_ok=True)
+    return code

@@ -1,22 +1,29 @@
 """``penstock tune``: settings that pay.
 
-``penstock tune loader DATA --step-time 0.2``: settings that keep the accelerator fed.
-
-memory -> queues that fit -> short launches that only read, by threads -> fed? settings as YAML
-and if not:                         the ladder's rungs -> the ceiling in a sentence
+loader  settings that keep the accelerator fed:
+        memory -> queues that fit -> short launches that only read, by threads -> fed? settings as
+        YAML; and if not: the ladder's rungs -> the ceiling in a sentence
+infer   the patch, batch, threads and block that pay:
+        the job as it is, other patches -> launches, by halves -> the best patch
+        that one, other batches, threads and blocks -> launches, by halves -> settings as YAML
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..base import (
     BenchLoaderConfig,
     LoaderConfig,
+    TuneInferConfig,
     TuneLoaderConfig,
     UsageError,
     add_flags,
@@ -29,31 +36,46 @@ from ..base import (
     usable_cores,
 )
 from ..bench import (
+    LaunchRequest,
+    ask_worker,
+    halved,
+    infer_case,
+    infer_case_name,
+    infer_rules,
+    job_settings,
     ladder_cases,
     loader_case_name,
     loader_cases,
     loader_rules,
+    other_cases,
+    patch_cases,
     queue_case_name,
     queue_rules,
     reading_alone,
+    run_launch,
 )
 from ..instruments import Ledger, Record, available_memory
+from ..models import check_model_name
 from ..reports import (
     CEILINGS,
     Advice,
     Goal,
     LoaderCell,
     ReadAlone,
+    TriedSettings,
+    best_trial,
     fastest_rungs,
     flags_of,
     loader_cells,
+    prediction,
     readings_of,
     recommend_loader,
+    whole_seconds,
     write_settings_yaml,
 )
-from . import tune_infer
-from .bench_queue import outcome
-from .benchmarks import Name, check_ledger, labelled, print_written, sweep
+from .bench import queue_outcome
+from .benchmarks import Name, check_ledger, ended, labelled, print_written, sweep
+from .progress import say
 
 LEAST_LAUNCHES = 3
 """Fewest launches of each part of a loader before one part is called the ceiling."""
@@ -64,6 +86,8 @@ QUEUES = (1, 2, 4, 8)
 """Queue sizes to choose from, if they fit into memory. Launches that only read use the largest that
 leaves enough batches to time."""
 
+_PATCHES_SHARE = 0.6
+"""Share of the time in which patches are tried, before other settings are."""
 
 EXAMPLES = """
 penstock tune loader data/ufs --step-time 4=0.2   # a step of 4 samples takes 0.2 s
@@ -78,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "infer": "patch, batch, threads and block of an inference",
     }
     kinds = add_kinds(parser, about)
-    tune_infer.add_arguments(kinds["infer"])
+    add_flags(kinds["infer"], TuneInferConfig, config_file=True)
     loader = kinds["loader"]
     loader.add_argument("data", metavar="DATA", help="a packed data set, or an array")
     add_flags(loader, TuneLoaderConfig, config_file=True)
@@ -87,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb. Returns exit code 0 with settings, 1 if none keep the accelerator fed."""
     if args.kind == "infer":
-        return tune_infer.run(args)
+        return _infer(from_flags(TuneInferConfig, args, args.config))
     config = from_flags(TuneLoaderConfig, args, args.config)
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
@@ -228,6 +252,79 @@ def _sweep(
         ledger,
         rules=rules,
         name=name,
-        outcome=outcome,
+        outcome=queue_outcome,
         launches=config.launches,
     )
+
+
+def _infer(config: TuneInferConfig) -> int:
+    """Returns exit code 0; the settings may be those of the job as it is."""
+    check_model_name(config.model_type, "--model-type")
+    case = infer_case(config)
+    ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
+    check_ledger(ledger)
+    labelled(ledger, config, "tune-infer")
+    check_outputs(("--output", config.output), replace=config.overwrite, inputs=[ledger.path])
+    began = time.monotonic()
+    facts = ask_worker("infer", case, config.timeout).facts
+    race = partial(_race, config=config, ledger=ledger)
+    share = _PATCHES_SHARE * config.most_seconds
+    best = race([case, *patch_cases(case, facts)], until=began + share)
+    others = other_cases(best.case, best.records[0].facts)
+    if others:
+        best = race([best.case, *others], until=began + config.most_seconds)
+    sentence = prediction(best)
+    settings = job_settings(config) | best.case["settings"]
+    places = {name: settings.pop(name) for name in ("in_spec", "out_spec")}
+    write_settings_yaml(Advice(settings, (sentence,)), config.output, config.overwrite)
+    print("", f"{sentence}.", "", "To run it:", sep="\n")
+    print(f"  {_command(places, config.output)}")
+    print_written([config.output, ledger.path])
+    return 0
+
+
+def _race(
+    cases: Sequence[Mapping[str, Any]], config: TuneInferConfig, ledger: Ledger, until: float
+) -> TriedSettings:
+    """Launch cases until one has won, and print what each took. Returns the winner."""
+    longest = 0.0
+
+    def measure(case: Mapping[str, Any], number: int) -> Record:
+        nonlocal longest
+        began = time.monotonic()
+        request = LaunchRequest("infer", case, rules=infer_rules())
+        record = run_launch(request, launch=number, order=None, timeout_s=config.timeout)
+        longest = max(longest, time.monotonic() - began)
+        say(f"{infer_case_name(case)}, launch {number}: {ended(record, _outcome)}")
+        return ledger.append(record)
+
+    def is_over() -> bool:
+        return longest > 0 and time.monotonic() + longest > until
+
+    records = halved(cases, measure, _cost, is_over, config.seed)
+    trials = [
+        TriedSettings(infer_case_name(case), case, ran)
+        for case, ran in zip(cases, records, strict=True)
+    ]
+    if not trials[0].launches:
+        error = records[0][0].error
+        raise UsageError(error.message if error else "the job as it is was not measured")
+    best, sentences = best_trial(trials)
+    print("", *sentences, sep="\n")
+    return best
+
+
+def _cost(record: Record) -> float:
+    return float(whole_seconds(record).mean())
+
+
+def _outcome(record: Record) -> str:
+    return f"the whole would take {format_seconds(_cost(record))}"
+
+
+def _command(places: Mapping[str, Any], settings: Path) -> str:
+    """The command that runs the job with the settings."""
+    specs = [places["in_spec"], *places["out_spec"]]
+    source, *sinks = (json.dumps(spec) if isinstance(spec, dict) else str(spec) for spec in specs)
+    words = ["--in-spec", source, "--out-spec", *sinks, "--config", str(settings)]
+    return shlex.join(["penstock", "infer", *words])
