@@ -20,6 +20,7 @@ from .config.data import LoaderConfig as LoaderConfig
 from .config.data import PredictConfig as PredictConfig
 from .config.data import PreprocessConfig as PreprocessConfig
 from .config.data import ScoreConfig as ScoreConfig
+from .config.data import VerifyConfig as VerifyConfig
 from .config.data import XView3Rules as XView3Rules
 from .config.flags import add_flags as add_flags
 from .config.flags import add_kinds as add_kinds
@@ -61,7 +62,6 @@ from .config.train import Loss as Loss
 from .config.train import SuiteConfig as SuiteConfig
 from .config.train import TargetKind as TargetKind
 from .config.train import TrainConfig as TrainConfig
-from .config.verify_knobs import VerifyConfig as VerifyConfig
 from .config.voxel_size import sizes_of as sizes_of
 from .errors import DISTRIBUTION as DISTRIBUTION
 from .errors import Incomplete as Incomplete
@@ -83,9 +83,6 @@ from .errors import where_in_users_code as where_in_users_code
 from .extensions import blaming as blaming
 from .extensions import extension_names as extension_names
 from .extensions import find_extension as find_extension
-from .failure import TRACEBACK_FILE as TRACEBACK_FILE
-from .failure import keep_traceback_in as keep_traceback_in
-from .failure import traceback_of as traceback_of
 from .files import absolute as absolute
 from .files import append_line as append_line
 from .files import cache_folder as cache_folder
@@ -130,6 +127,9 @@ from .run_names import RUN_FILE as RUN_FILE
 from .run_names import STEPS as STEPS
 from .run_names import SUITE_LEDGER as SUITE_LEDGER
 from .run_names import SUMMARY_FILE as SUMMARY_FILE
+from .run_names import TRACEBACK_FILE as TRACEBACK_FILE
+from .run_names import keep_traceback_in as keep_traceback_in
+from .run_names import traceback_of as traceback_of
 from .safe_text import SafeStream as SafeStream
 from .safe_text import for_code_block as for_code_block
 from .safe_text import for_markdown as for_markdown

@@ -36,10 +36,9 @@ from ..run_folder.folder import read_run
 from ..run_folder.names import HOLES_FILE, IDS_FILE, OWNERS_FILE, STARTS_FILE
 from .block_record import BlockRecord, load_table, record_of, save_table
 from .components import ComponentRule, HoleTable, LocalLabels
-from .decoded_views import ViewWork
+from .decoded_views import DecodedRule, Owners, ViewWork
 from .label_output import LabelOutput, OpensAnew, open_input
 from .object_measures import Measures, measure_block
-from .view_joins import DecodedRule, Owners
 
 
 @dataclass(frozen=True)

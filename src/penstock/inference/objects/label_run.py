@@ -46,12 +46,19 @@ from ..stages.beginning import removed, say_unlocked
 from .block_record import load_table, save_array, save_table
 from .block_work import BlockWork
 from .components import HoleTable
-from .decoded_views import ViewWork
-from .doubtful_objects import Cutout, PlaneEnds, cutouts_of, ends_at_planes, worst_first
+from .decoded_views import Owners, ViewWork, owners_of
 from .face_joins import Contacts, Totals, all_touching, groups_of, numbered, touches
 from .label_job import LabelJob
-from .object_table import merged_measures, object_columns, write_table
-from .view_joins import Owners, owners_of
+from .object_table import (
+    Cutout,
+    PlaneEnds,
+    cutouts_of,
+    ends_at_planes,
+    merged_measures,
+    object_columns,
+    worst_first,
+    write_table,
+)
 
 
 class Round(NamedTuple):

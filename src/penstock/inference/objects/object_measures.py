@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data import Box, Source
-from .components import LocalLabels
-from .voxel_runs import Runs, faces_along
+from .components import LocalLabels, Runs, faces_along
 
 Measures = dict[str, NDArray]  # type: ignore[type-arg]
 """Arrays by name, with a row for each object."""
