@@ -35,6 +35,7 @@ from .config.infer import ScaleConfig as ScaleConfig
 from .config.knobs import TRUST_MODEL as TRUST_MODEL
 from .config.knobs import Knobs as Knobs
 from .config.knobs import Natural as Natural
+from .config.knobs import NetworkKnobs as NetworkKnobs
 from .config.knobs import Overwriting as Overwriting
 from .config.knobs import Positive as Positive
 from .config.knobs import as_settings as as_settings

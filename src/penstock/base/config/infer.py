@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import (
-    TRUST_MODEL,
     Bytes,
     Knobs,
     Names,
     Natural,
+    NetworkKnobs,
     PerAxis,
     Positive,
     Selection,
@@ -196,7 +196,7 @@ class Valued(Sampled):
         return self
 
 
-class InferConfig(Valued, VoxelSize, Labels):
+class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     groups: ClassVar = {
@@ -214,11 +214,6 @@ class InferConfig(Valued, VoxelSize, Labels):
     )
     model_type: Annotated[Any, BeforeValidator(_model)] = flag(
         help="model: a name, module:function, file.py:function, .pt2, TorchScript, or a package"
-    )
-    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
-    trust_model: bool = flag(False, help=TRUST_MODEL)
-    in_channels: Positive | None = flag(
-        None, help="channels that the model takes (default: those of its first layer)"
     )
     t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
     c: Selection = flag(("all",), help="channels: all, 0, 0:2, names or several")

@@ -148,6 +148,16 @@ class Overwriting(Knobs):
     )
 
 
+class NetworkKnobs(Knobs):
+    """The knobs that say how a network is loaded, beside its name."""
+
+    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    trust_model: bool = flag(False, help=TRUST_MODEL)
+    in_channels: Positive | None = flag(
+        None, help="channels that the model takes (default: those of its first layer)"
+    )
+
+
 Config = TypeVar("Config", bound=Knobs)
 
 
