@@ -112,12 +112,11 @@ def _what(args: argparse.Namespace) -> tuple[str, Path]:
 
 def _pack(name: str, out: Path, config: GenerateConfig) -> Packed:
     preset, samples = PRESETS[name], config.samples or PRESET_SAMPLES
-    grid = (config.grid[0], config.grid[1])
-    world = World(grid, config.seed)
-    facts = {"preset": name, "grid": grid, "seed": config.seed}
+    world = World(config.grid, config.seed)
+    facts = {"preset": name, "grid": config.grid, "seed": config.seed}
     return _write(
         out,
-        preset.layouts(grid),
+        preset.layouts(config.grid),
         range(samples),
         lambda index: world.sample(preset, index),
         facts,
@@ -204,7 +203,7 @@ def _xview3(out: Path, config: GenerateConfig) -> int:
     with counted_progress(config.scenes, "scenes") as progress:
         counts = write_data_set(
             out,
-            (config.size[0], config.size[1]),
+            config.size,
             scenes=config.scenes,
             validation=validation,
             objects=config.objects,

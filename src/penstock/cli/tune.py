@@ -90,8 +90,7 @@ _PATCHES_SHARE = 0.6
 """Share of the time in which patches are tried, before other settings are."""
 
 EXAMPLES = """
-penstock tune loader data/ufs --step-time 4=0.2   # a step of 4 samples takes 0.2 s
-penstock tune loader data/ufs --step-time 0.2 --batch-size 4
+penstock tune loader data/ufs --step-time 0.2 --batch-size 8
 penstock tune infer noisy.ome.zarr denoised.ome.zarr --model denoise-tiny --output fast.yaml
 """
 
@@ -119,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     labelled(ledger, config, f"tune-loader-{Path(args.data).stem}")
     read = [Path(args.data), ledger.path]
     check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
-    goal = Goal(config.step_time[1], config.batch, UTILISATION)
+    goal = Goal(config.step_time, config.batch_size, UTILISATION)
     fit = fitting(args.data, config, max(threads_of(config)))
     print(f"Batches of {goal.batch}, steps of {format_seconds(goal.step_s)}:")
     reads = _readings(args.data, config, max(fit.memory), ledger)
@@ -153,7 +152,7 @@ def _readings(data: str, config: TuneLoaderConfig, deepest: int, ledger: Ledger)
             data,
             workers=workers,
             queue=queue,
-            batch=config.batch,
+            batch=config.batch_size,
             iterations=iterations,
             shuffle=config.shuffle,
             seed=config.seed,
@@ -193,7 +192,7 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> Fit:
     """The queues that fit. Raises `UsageError` if none does, or if the data has fewer samples."""
     from ..loading import Loader
 
-    batch, memory = config.batch, config.max_memory or available_memory() // 2
+    batch, memory = config.batch_size, config.max_memory or available_memory() // 2
     with Loader(
         data, batch_size=batch, workers=threads, shuffle=config.shuffle, patch=config.patch
     ) as loader:
@@ -225,7 +224,12 @@ def _rungs(
     config = config.model_copy(update={"launches": max(config.launches, LEAST_LAUNCHES)})
     whole = build(
         BenchLoaderConfig,
-        {"loaders": "penstock", "batch_sizes": config.batch, "threads": threads, "cache": "as-is"},
+        {
+            "loaders": "penstock",
+            "batch_sizes": config.batch_size,
+            "threads": threads,
+            "cache": "as-is",
+        },
         {"batches": config.batches, "warmup": 1, "shuffle": config.shuffle},
         {"seed": config.seed, "patch": config.patch},
     )

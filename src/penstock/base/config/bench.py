@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -248,22 +246,6 @@ class BenchQueueConfig(SweepKnobs):
     )
 
 
-def _step_time(value: object) -> object:
-    """Batch and seconds: ``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05), as is 4: 0.05 in YAML."""
-    entries = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else many(value)
-    assert isinstance(entries, list | tuple)
-    if len(entries) != 1:
-        raise ValueError("give one time, as SECONDS or as BATCH=SECONDS")
-    batch, _, seconds = str(entries[0]).rpartition("=")
-    try:
-        time = (int(batch) if batch else None, float(seconds))
-    except ValueError:
-        raise ValueError(f"{entries[0]} is neither SECONDS nor BATCH=SECONDS") from None
-    if not 0 < time[1] < math.inf or time[0] == 0:
-        raise ValueError(f"{entries[0]} must be above 0 and finite")
-    return time
-
-
 class TuneLoaderConfig(RecordKnobs):
     """The knobs of ``penstock tune loader``."""
 
@@ -271,10 +253,10 @@ class TuneLoaderConfig(RecordKnobs):
         "reading": "patch missing shuffle",
     }
 
-    step_time: Annotated[tuple[Positive | None, float], BeforeValidator(_step_time)] = flag(
-        help="SECONDS of a step on the accelerator with --batch-size, or BATCH=SECONDS: 4=0.05"
+    step_time: Annotated[float, Field(gt=0, allow_inf_nan=False)] = flag(
+        help="SECONDS of a step on the accelerator, with --batch-size samples", unit="seconds"
     )
-    batch_size: Positive = flag(4, help="samples of a batch, if --step-time does not say it")
+    batch_size: Positive = flag(4, help="samples of a batch")
     threads_up_to: Positive | None = flag(
         None, help="most threads to try (default: the cores that this process may use)"
     )
@@ -287,11 +269,6 @@ class TuneLoaderConfig(RecordKnobs):
     patch: PatchShape = patch_flag()
     missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
-
-    @property
-    def batch(self) -> int:
-        """Samples of a batch."""
-        return self.step_time[0] or self.batch_size
 
 
 class TuneInferConfig(InferConfig, RecordKnobs):

@@ -17,7 +17,6 @@ from .knobs import (
     Place,
     Positive,
     Seconds,
-    Shape,
     flag,
     many,
 )
@@ -25,6 +24,7 @@ from .run_labels import Labels
 from .sharing import OnCluster
 
 PRESET_SAMPLES = 64
+Even = Annotated[Positive, Field(multiple_of=2)]
 
 
 class GenerateConfig(Knobs):
@@ -33,7 +33,7 @@ class GenerateConfig(Knobs):
     samples: Positive | None = flag(
         None, help=f"samples (default: {PRESET_SAMPLES} of a preset, all of a file)"
     )
-    grid: Annotated[tuple[Positive, ...], BeforeValidator(many)] = flag(
+    grid: tuple[Even, Even] = flag(
         (192, 384), help="cells of latitude and longitude of a preset, both even"
     )
     seed: Natural = flag(0, help="seed of a preset, a volume or scenes")
@@ -66,15 +66,17 @@ class GenerateConfig(Knobs):
         1, help="time step that targets are taken from, counted from the sample's"
     )
 
-    shape: Shape = flag((128, 512, 512), help="z y x of a volume")
-    chunks: Shape = flag((64, 128, 128), help="z y x of a volume's chunks")
+    shape: tuple[Positive, Positive, Positive] = flag((128, 512, 512), help="z y x of a volume")
+    chunks: tuple[Positive, Positive, Positive] = flag(
+        (64, 128, 128), help="z y x of a volume's chunks"
+    )
     clean: bool = flag(False, help="a volume without noise, the target of `train pairs`")
 
     scenes: Annotated[int, Field(ge=2)] = flag(4, help="scenes of xview3, of both splits")
     validation: Positive | None = flag(
         None, help="scenes that are for validation (default: a quarter)"
     )
-    size: Annotated[tuple[Positive, ...], BeforeValidator(many)] = flag(
+    size: tuple[Positive, Positive] = flag(
         (2048, 2048), help="rows and columns of a scene; real ones have about 22000 29000"
     )
     objects: Positive = flag(40, help="labelled objects in a scene, where the sea has room")
@@ -84,16 +86,7 @@ class GenerateConfig(Knobs):
     )
 
     @model_validator(mode="after")
-    def _sides(self) -> GenerateConfig:
-        if len(self.grid) != 2 or any(side % 2 for side in self.grid):
-            numbers = " ".join(map(str, self.grid))
-            raise ValueError(f"--grid {numbers}: give two even numbers, latitude and longitude")
-        for name in ("shape", "chunks"):
-            if len(getattr(self, name)) != 3:
-                raise ValueError(f"--{name} {getattr(self, name)}: give three numbers, z y x")
-        if len(self.size) != 2:
-            numbers = " ".join(map(str, self.size))
-            raise ValueError(f"--size {numbers}: give two numbers, rows and columns")
+    def _both_splits(self) -> GenerateConfig:
         if self.validation is not None and self.validation >= self.scenes:
             raise ValueError(
                 f"--validation {self.validation} leaves none of --scenes {self.scenes} to train on"

@@ -28,14 +28,6 @@ from .sharing import Sampled
 from .voxel_size import VoxelSize
 
 
-def _edition(value: object) -> object:
-    """A version of OME-Zarr; says of 0.6 why it is not written."""
-    if str(value) == "0.6":
-        why = "as ome-zarr-py 0.18 and Neuroglancer 2.41 do not read it"
-        raise ValueError(f"OME-Zarr 0.6 is not written, {why}")
-    return value
-
-
 def _model(value: object) -> object:
     """The text of a path; refuses what is neither text, a module nor a function."""
     if isinstance(value, Path):
@@ -287,9 +279,10 @@ class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
     )
 
     # output and records
-    ome_zarr: Annotated[Literal["0.4", "0.5"] | None, BeforeValidator(_edition)] = flag(
+    ome_zarr: Literal["0.4", "0.5"] | None = flag(
         None,
-        help="version of OME-Zarr (default: 0.4 where the input is that and unsharded, else 0.5)",
+        help="version of OME-Zarr; 0.6 is not written, as ome-zarr-py 0.18 and Neuroglancer 2.41 "
+        "do not read it (default: 0.4 where the input is that and unsharded, else 0.5)",
     )
     plain: bool = flag(
         False, help="write a .zarr as an array alone (Zarr v3), without group, levels and scale"

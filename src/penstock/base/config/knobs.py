@@ -215,8 +215,8 @@ def _fault(error: ErrorDetails, spelled: Callable[[object], str]) -> str:
     if not error["loc"]:  # of several settings together
         return error["msg"].removeprefix("Value error, ")
     key = error["loc"][0]
-    if error["type"] == "missing" and len(error["loc"]) == 1:
-        return f"{spelled(key)} is required"
+    if error["type"] == "missing":
+        return f"{spelled(key)} {'is required' if len(error['loc']) == 1 else 'takes more values'}"
     if error["type"] == "extra_forbidden":
         return f"there is no setting {key!r}"
     if error["type"] == "value_error":  # one of ours, and whole

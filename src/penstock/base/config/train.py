@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import TRUST_MODEL, Natural, Positive, Tile, Trackers, flag, many
+from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Tile, Trackers, flag, many
 from .run_labels import Labels
 from .sharing import OnWorkers
 
@@ -15,7 +15,32 @@ TargetKind = Literal["intensity", "mask", "labels", "probabilities"]
 Loss = Literal["mse", "l1", "bce", "dice", "ce"]
 
 
-class TrainConfig(Labels):
+class DetectorData(Knobs):
+    """The knobs that name the data of the detector."""
+
+    train_data_root: Path | None = flag(
+        None,
+        help="training data: a packed data set (emulator), or the scenes that the chips were cut "
+        "from, which is checked (detector)",
+    )
+    val_data_root: Path | None = flag(
+        None,
+        help="validation data: scenes, beside which shorelines lie (detector), or a packed data "
+        "set (emulator)",
+    )
+    train_label_file: Path | None = flag(
+        None, help="label CSV of the training scenes, checked against the chips (detector)"
+    )
+    val_label_file: Path | None = flag(
+        None, help="label CSV of the validation scenes, likewise (detector)"
+    )
+    train_chips_path: Path | None = flag(
+        None, help="chips of the training scenes, made by penstock preprocess (detector)"
+    )
+    val_chips_path: Path | None = flag(None, help="chips of the validation scenes (detector)")
+
+
+class TrainConfig(DetectorData, Labels):
     """The knobs of ``penstock train``. A workload's own defaults stand in `TRAIN_DEFAULTS`."""
 
     groups: ClassVar = {
@@ -33,24 +58,6 @@ class TrainConfig(Labels):
     }
 
     # data
-    train_data_root: Path | None = flag(
-        None,
-        help="training data: a packed data set (emulator), or the scenes that the chips were cut "
-        "from, which is checked (detector)",
-    )
-    val_data_root: Path | None = flag(
-        None, help="validation data: scenes (detector), or a packed data set (emulator)"
-    )
-    train_label_file: Path | None = flag(
-        None, help="label CSV of the training scenes, checked against the chips (detector)"
-    )
-    val_label_file: Path | None = flag(
-        None, help="label CSV of the validation scenes, likewise (detector)"
-    )
-    train_chips_path: Path | None = flag(
-        None, help="chips of the training scenes, made by penstock preprocess (detector)"
-    )
-    val_chips_path: Path | None = flag(None, help="chips of the validation scenes (detector)")
     in_spec: Any = flag(None, help="input array, as infer takes it (pairs)")
     target_spec: Any = flag(None, help="target array of the same extent (pairs)")
     axes: str | None = flag(
@@ -266,22 +273,10 @@ TRAIN_FIXED = tuple(
 """Knobs that may not change when a run is resumed: it would be another run."""
 
 
-class SuiteConfig(OnWorkers, Labels):
+class SuiteConfig(DetectorData, OnWorkers, Labels):
     """The knobs of a benchmark of ``penstock suite``, beside its preset."""
 
     data_root: Path | None = flag(None, help="folder of the scenes, with train/ and validation/")
-    train_data_root: Path | None = flag(None, help="folder of the training scenes")
-    val_data_root: Path | None = flag(
-        None, help="folder of the validation scenes; shorelines lie beside it"
-    )
-    train_label_file: Path | None = flag(
-        None, help="label CSV of the training scenes (default: the labels in the chips)"
-    )
-    val_label_file: Path | None = flag(None, help="label CSV of the validation scenes, likewise")
-    train_chips_path: Path | None = flag(
-        None, help="chips of the training scenes, made by penstock suite preprocess"
-    )
-    val_chips_path: Path | None = flag(None, help="chips of the validation scenes")
     output_dir: Path = flag(help="folder of the runs, their ledger and the report")
 
     effort: Literal["quick", "standard", "rigorous"] = flag(
