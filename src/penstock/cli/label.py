@@ -53,10 +53,10 @@ def run_labelling(config: LabelConfig) -> int:
         if not config.is_element:
             print_summary(labelling.run(show), config)
             return 0
-        step = labelling.step(show)
-    if step.summary is not None:
-        print_summary(step.summary, config)
-    print(step.sentence)
+        sentence, summary = labelling.step(show)
+    if summary is not None:
+        print_summary(summary, config)
+    print(sentence)
     return 0
 
 

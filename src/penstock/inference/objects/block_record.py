@@ -101,11 +101,9 @@ def record_of(
             faces[f"{axis}{sign}"] = face
         elif axis or not flat:
             at_border[np.unique(face)] = True
-    within = np.unravel_index(labels.first, labels.array.shape)
-    offsets = np.subtract(box.start, domain.start)
-    places = [part.astype(np.int64) + at for part, at in zip(within, offsets[2:], strict=True)]
-    lead = [np.full_like(labels.first, at) for at in offsets[:2]]
-    first = np.ravel_multi_index((*lead, *places), domain.shape).astype(np.int64)
+    within = np.stack(np.unravel_index(labels.first, box.shape), axis=1)
+    places = within + np.subtract(box.start, domain.start)
+    first = np.ravel_multi_index(tuple(places.T), domain.shape).astype(np.int64)
     return BlockRecord(first, voxels, at_border[1:], labels.keys, labels.values, faces, measures)
 
 

@@ -49,13 +49,16 @@ class BlockWork(OpensAnew):
     rule: ComponentRule
     grid: Grid
     folder: Path
-    measured: bool = False
-    """True if objects are measured, for a table or as a decoder made them."""
     views: ViewWork | None = None
     """The views that a decoder sees, if one makes the objects."""
     dtype: str = ""
     """The dtype of the output, and the run that writes it; empty until there is one."""
     run: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """True if objects are measured, for a table or as a decoder made them."""
+        return (self.config.table is not None or self.config.decodes) and not self.rule.inverted
 
     @cached_property
     def source(self) -> Source:

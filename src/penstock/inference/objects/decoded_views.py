@@ -38,7 +38,7 @@ from .components import LocalLabels, in_order_of_first, runs_of
 from .decoders import Decoder, check_decoder, opened_decoder
 from .face_joins import groups_of
 from .label_output import OpensAnew, open_input
-from .object_measures import extents_of
+from .object_measures import extents_of, numbers_of_cells
 
 _HEADERS = threading.Lock()
 """Held while a header is read: numpy parses it, which fails in two threads of Python 3.11 at once
@@ -109,19 +109,14 @@ class ViewWork(OpensAnew):
         runs = runs_of(labels, labels)
         low, high, sums = extents_of(runs, labels.shape, count)
         voxels = runs.voxels(count)
-        centroids = sums / voxels[:, None] + box.start[2:]
-        steps, anchor = self.grid.step[2:], self.grid.anchor[2:]
-        cells = np.floor((np.floor(centroids + 0.5) - anchor) / steps).astype(np.int64)
-        first = self.grid.cells.start
-        cells = cells - first[2:]
-        lead = np.full((count, 2), (box.start[0] - first[0], 0), np.int64)
-        home = np.ravel_multi_index((*lead.T, *cells.T), self.grid.cells.shape)
+        places = np.full((count, 5), box.start)
+        places[:, 2:] += np.floor(sums / voxels[:, None] + 0.5).astype(np.int64)  # the centroids
         cut = np.zeros(count + 1, bool)
         for *_, face, is_outer in faces_of(labels, box, self.grid.domain):
             if not is_outer:
                 cut[np.unique(face)] = True
         large: NDArray[np.bool_] = np.any(high - low > np.maximum(self.halo, 1), axis=1)
-        return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
+        return SeenObjects(numbers_of_cells(self.grid, places), voxels, cut[1:], large)
 
     def lacking(self, numbers: Iterable[int]) -> list[int]:
         """Those of some views that are not decoded."""

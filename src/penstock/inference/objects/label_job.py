@@ -77,13 +77,12 @@ class LabelJob:
         check_outputs(("--table", config.table), replace=replaces, inputs=given)
         block = _block_of(self.sink, config.block)
         grid = Grid(self.domain, (1, 1, *block), self.sink.grid_origin)
-        measured = config.table is not None or config.decodes
         self.views: ViewWork | None = None
         if config.decodes:
             self.views = view_work(config, self.source, self.domain, self.folder / VIEWS)
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
         folder = self.folder / OBJECTS
-        self.work = BlockWork(config, rule, grid, folder, measured, self.views)
+        self.work = BlockWork(config, rule, grid, folder, self.views)
         _check_image(self.work.image, config, self.source)
         self.limit = config.max_memory or int(0.8 * available_memory())
         """Bytes that the processes of this machine may take."""

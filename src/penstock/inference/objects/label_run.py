@@ -119,7 +119,7 @@ class LabelRun:
             return Round("decode", "decode", labelling.views, run)
         if labelling.config.fill_holes and not (self.folder / HOLES_FILE).is_file():
             around = labelling.work.rule.background()
-            work = replace(labelling.work, rule=around, folder=self.folder / HOLES, measured=False)
+            work = replace(labelling.work, rule=around, folder=self.folder / HOLES)
             return Round("fill", "count", work, run)
         if not (self.folder / STARTS_FILE).is_file():
             return Round("count", "count", labelling.work, run)

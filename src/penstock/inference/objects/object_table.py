@@ -27,7 +27,7 @@ from ...base import plural, require, writing_output
 from ...data import Box, Grid, Sink, Source
 from .block_work import BlockWork
 from .face_joins import Contacts, Numbering
-from .object_measures import Measures, add_measures, empty_measures
+from .object_measures import Measures, add_measures, empty_measures, numbers_of_cells
 
 _SIDES = (64, 256, 256)
 """The most voxels of a cutout, z y x."""
@@ -127,9 +127,8 @@ def object_columns(
         columns[f"mean_{channel}"] = total["sum"][:, place] / voxels
         columns[f"max_{channel}"] = total["max"][:, place]
     cells = Grid(domain, sink.write_grid, sink.grid_origin)
-    index = (first - cells.anchor) // cells.step - cells.cells.start
     columns["at_border"] = total["at_border"]
-    columns["block"] = np.ravel_multi_index(tuple(index.T), cells.cells.shape)
+    columns["block"] = numbers_of_cells(cells, first)
     if "ambiguous" in total:
         columns["ambiguous"] = total["ambiguous"]
     return columns
