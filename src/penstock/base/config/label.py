@@ -19,7 +19,7 @@ from .knobs import (
     flag,
     many,
 )
-from .run_labels import key_and_text
+from .run_labels import pairs_of
 from .sharing import Stepwise
 
 LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
@@ -107,12 +107,6 @@ def decoder_knobs(decoder: str, options: Mapping[str, Any]) -> Knobs:
     return build(kind, options)
 
 
-def _options(value: object) -> object:
-    """The options of a mapping, as in YAML and in Python, or of words KEY=VALUE."""
-    words: Any = many(value)
-    return value if isinstance(value, Mapping) else dict(map(key_and_text, words))
-
-
 class ObjectKnobs(Knobs):
     """The knobs that say what an object is; those of ``label``, and of ``infer --instances``."""
 
@@ -125,7 +119,7 @@ class ObjectKnobs(Knobs):
         help="voxels that are neighbours: 4 or 8 in a plane, 6, 18 or 26 in a volume (default: 4 "
         "or 6, those that share a face)",
     )
-    decoder_option: Annotated[Mapping[str, Any], BeforeValidator(_options)] = flag(
+    decoder_option: Annotated[Mapping[str, Any], BeforeValidator(pairs_of)] = flag(
         {},
         help="KEY=VALUE, a setting of the decoder, once for each; stardist: model, nms, grid, "
         "anisotropy; cellpose: niter, flow_threshold; affinities: offsets, strides",

@@ -40,11 +40,9 @@ def _line(text: str, most: int) -> str:
 
 
 def _tags(value: object) -> dict[str, str]:
-    """The tags of a mapping, as in YAML and in Python, or of words KEY=VALUE."""
-    words: Any = many(value)
-    pairs = value.items() if isinstance(value, Mapping) else map(key_and_text, words)
+    """The tags of a mapping or of words KEY=VALUE."""
     tags = {}
-    for key, text in pairs:
+    for key, text in pairs_of(value).items():
         key = _line(str(key), MOST_KEY)
         if not _KEY.fullmatch(key):
             raise ValueError(
@@ -58,12 +56,17 @@ def _tags(value: object) -> dict[str, str]:
     return tags
 
 
-def key_and_text(word: object) -> tuple[str, str]:
-    """The two sides of KEY=VALUE. Raises `ValueError` for any other word."""
-    key, equals, text = str(word).partition("=")
-    if not equals or not key.strip():
-        raise ValueError(f"{str(word)[:60]!r} is not KEY=VALUE")
-    return key, text
+def pairs_of(value: object) -> Mapping[Any, Any]:
+    """A mapping, as in YAML and in Python, or that of words KEY=VALUE."""
+    if isinstance(value, Mapping):
+        return value
+    pairs = {}
+    words: Any = many(value)
+    for word in words:
+        key, equals, pairs[key] = str(word).partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{str(word)[:60]!r} is not KEY=VALUE")
+    return pairs
 
 
 class Labels(Knobs):

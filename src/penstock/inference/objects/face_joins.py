@@ -19,8 +19,6 @@ from .block_record import BlockRecord
 from .components import REACH
 
 Offset = tuple[int, int, int]
-Touching = tuple[Offset, NDArray[np.int64], NDArray[np.int64]]
-"""The offset of a block from another, pairs of their objects that touch, and their faces."""
 
 
 class Numbering(NamedTuple):
@@ -63,39 +61,21 @@ class Totals(NamedTuple):
         return cls(first, voxels, at_border, keys, starts)
 
 
-def touching(
-    grid: Grid, number: int, load: Callable[[int], BlockRecord], connectivity: int
-) -> Iterator[tuple[int, Touching]]:
-    """The pairs of objects of a block and of those after it that touch.
-
-    Args:
-        grid: The blocks.
-        number: The block.
-        load: Gives the record of a block.
-        connectivity: Which voxels are neighbours.
-
-    Yields:
-        The number of another block, and its pairs.
-    """
-    cells, reach = grid.cells, REACH[connectivity]
-    index = unflatten(number, cells)
-    here = load(number)
-    if not len(here.first):
-        return
-    for z, y, x in product((-1, 0, 1), repeat=3):
-        there = tuple(map(sum, zip(index, (0, 0, z, y, x), strict=True)))
-        inside = Box.of(there, (1,) * 5) in cells
-        steps = abs(z) + abs(y) + abs(x)
-        if not inside or (z, y, x) <= (0, 0, 0) or steps > reach:
-            continue
-        other = flatten(there, cells)
-        after = load(other)
-        if len(after.first):
-            yield other, _pairs(here, after, (z, y, x), reach - steps)
+def _after(grid: Grid, number: int, reach: int) -> Iterator[tuple[int, Offset]]:
+    """The numbers and offsets of blocks after a block that share a face with it, by a ``reach`` of
+    2 an edge, by 3 a corner."""
+    index = unflatten(number, grid.cells)
+    for offset in product((-1, 0, 1), repeat=3):
+        there = tuple(map(sum, zip(index, (0, 0, *offset), strict=True)))
+        near = sum(map(abs, offset)) <= reach and Box.of(there, (1,) * 5) in grid.cells
+        if near and offset > (0, 0, 0):
+            yield flatten(there, grid.cells), offset
 
 
-def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) -> Touching:
-    """The pairs of two blocks."""
+def _pairs(
+    here: BlockRecord, there: BlockRecord, offset: Offset, reach: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pairs of objects of two blocks that touch, and their faces."""
     ours = _side(here, offset)
     theirs = _side(there, tuple(-step for step in offset))
     free = [axis for axis in range(3) if offset[axis] == 0]
@@ -121,7 +101,7 @@ def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) ->
     counts = np.zeros(len(different), np.int64)
     numbers, times = np.unique(faces, return_counts=True)
     counts[np.searchsorted(different, numbers)] = times
-    return offset, np.stack(np.divmod(different, width), axis=1), counts
+    return np.stack(np.divmod(different, width), axis=1), counts
 
 
 def _side(record: BlockRecord, offset: tuple[int, ...]) -> NDArray[Any]:
@@ -158,10 +138,16 @@ def all_touching(
         The pairs, a row for each; and those that share faces, with their number.
     """
     rows, contacts = [np.zeros((0, 2), np.int64)], []
+    reach = REACH[connectivity]
     for number in range(len(grid)):
-        for other, (offset, pairs, faces) in touching(grid, number, load, connectivity):
+        here = load(number)
+        for other, offset in _after(grid, number, reach) if len(here.first) else ():
+            there, steps = load(other), sum(map(abs, offset))
+            if not len(there.first):
+                continue
+            pairs, faces = _pairs(here, there, offset, reach - steps)
             rows.append(pairs + totals.starts[[number, other]])
-            if sum(map(abs, offset)) == 1:
+            if steps == 1:
                 contacts.append(Contacts(offset.index(1), rows[-1], faces))
     return np.concatenate(rows), contacts
 
