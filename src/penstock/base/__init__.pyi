@@ -40,6 +40,7 @@ from .config.knobs import Overwriting as Overwriting
 from .config.knobs import Positive as Positive
 from .config.knobs import as_settings as as_settings
 from .config.knobs import build as build
+from .config.knobs import check_belongs as check_belongs
 from .config.knobs import check_file as check_file
 from .config.knobs import names_parameters as names_parameters
 from .config.knobs import read_yaml as read_yaml

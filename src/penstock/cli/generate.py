@@ -15,6 +15,7 @@ from ..base import (
     UsageError,
     add_flags,
     as_settings,
+    check_belongs,
     check_local,
     format_bytes,
     from_flags,
@@ -76,10 +77,7 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(GenerateConfig, args)
     check_local(out, "OUT")
     kind = "--from" if args.source else {VOLUME: "a volume", XVIEW3: XVIEW3}.get(preset, "a preset")
-    if foreign := sorted(config.model_fields_set - KNOBS[kind]):
-        flag = "--" + foreign[0].replace("_", "-")
-        holders = [other for other, knobs in KNOBS.items() if foreign[0] in knobs]
-        raise UsageError(f"{flag} belongs to {' and '.join(holders)}, but this is {kind}")
+    check_belongs(config.model_fields_set, KNOBS, kind)
     if kind == XVIEW3:
         return _xview3(out, config)
     if kind == "a volume":

@@ -16,9 +16,9 @@ from ..base import (
     TRAIN_KNOBS,
     Incomplete,
     TrainConfig,
-    UsageError,
     add_flags,
     build,
+    check_belongs,
     end_with_parent,
     format_bytes,
     format_seconds,
@@ -99,15 +99,9 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
     """The workload's defaults, the settings of a YAML file and the flags; the later ones win."""
     flags = {key: value for key, value in vars(args).items() if key in TrainConfig.model_fields}
     settings = read_yaml(args.config) if args.config else {}
-    knobs = TRAIN_KNOBS.get(args.workload)
-    if knobs is not None:
-        given = {str(key).replace("-", "_") for key in (*settings, *flags)}
-        for name in sorted(given - knobs):
-            if holders := [other for other, knobs in TRAIN_KNOBS.items() if name in knobs]:
-                flag = "--" + name.replace("_", "-")
-                raise UsageError(
-                    f"{flag} belongs to {' and '.join(holders)}, not to {args.workload}"
-                )
+    if args.workload in TRAIN_KNOBS:
+        given = (str(key).replace("-", "_") for key in (*settings, *flags))
+        check_belongs(given, TRAIN_KNOBS, args.workload)
     return build(TrainConfig, TRAIN_DEFAULTS.get(args.workload, {}), settings, flags)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar
@@ -204,6 +204,25 @@ def check_file(
             # Flags may add what is missing in the file.
             if whole or (each["loc"] and each["type"] != "missing"):
                 raise UsageError(f"{file}: {_fault(each, str)}") from None
+
+
+def check_belongs(given: Iterable[str], kinds: Mapping[str, Collection[str]], kind: str) -> None:
+    """Refuse knobs that belong to other kinds of a verb. Those of no kind belong to all.
+
+    Args:
+        given: The names of the knobs.
+        kinds: The knobs of each kind.
+        kind: The kind that is asked for.
+
+    Raises:
+        UsageError: A knob belongs to others; the message names the first.
+    """
+    for name in sorted(given):
+        holders = [each for each, knobs in kinds.items() if name in knobs]
+        if holders and kind not in holders:
+            raise UsageError(
+                f"{_as_flag(name)} belongs to {' and '.join(holders)}, but this is {kind}"
+            )
 
 
 def _as_flag(key: object) -> str:

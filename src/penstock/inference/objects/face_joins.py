@@ -18,7 +18,7 @@ from ...data import Box, Grid, flatten, unflatten
 from .block_record import BlockRecord
 from .components import REACH
 
-Offset = tuple[int, int, int]
+Offset = tuple[int, ...]
 
 
 class Numbering(NamedTuple):
