@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ from .block_record import faces_of, load_table, save_array, save_table
 from .components import LocalLabels, in_order_of_first, runs_of
 from .decoders import Decoder, check_decoder, opened_decoder
 from .face_joins import groups_of
-from .label_output import OpensAnew, open_input
+from .label_output import RoundWork
 from .object_measures import extents_of, numbers_of_cells
 
 _HEADERS = threading.Lock()
@@ -60,20 +59,11 @@ class SeenObjects(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ViewWork(OpensAnew):
-    """The views of a labelling."""
+class ViewWork(RoundWork):
+    """The views of a labelling. The grid is that of their cores."""
 
-    config: LabelConfig
-    grid: Grid
-    """The cores."""
     halo: tuple[int, ...]
     """Voxels along z y x."""
-    folder: Path
-
-    @cached_property
-    def source(self) -> Source:
-        """The scores."""
-        return open_input(self.config)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -99,8 +89,9 @@ class ViewWork(OpensAnew):
         labels = decoder(scores[:, 0] if plane else scores).reshape(box.shape[2:])
         labels, _ = require("fastremap", "label").renumber(np.ascontiguousarray(labels))
         seen = self._seen(labels, box)
-        save_array(self._file(number, "npy"), labels)
-        save_table(self._file(number, "npz"), seen)
+        table, array = self.files(number)
+        save_array(array, labels)
+        save_table(table, seen)
         return ""
 
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
@@ -118,19 +109,18 @@ class ViewWork(OpensAnew):
         large: NDArray[np.bool_] = np.any(high - low > np.maximum(self.halo, 1), axis=1)
         return SeenObjects(numbers_of_cells(self.grid, places), voxels, cut[1:], large)
 
-    def lacking(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some views that are not decoded."""
-        files = [(n, self._file(n, "npy"), self._file(n, "npz")) for n in numbers]
-        return [n for n, *both in files if not all(map(Path.is_file, both))]
+    def files(self, number: int) -> list[Path]:
+        """The files of the objects of a view, and of their labels."""
+        return [self.folder / f"{number:06}.{suffix}" for suffix in ("npz", "npy")]
 
     def seen(self, number: int) -> SeenObjects:
         """What is known of the objects of a view."""
-        return load_table(self._file(number, "npz"), SeenObjects)
+        return load_table(self.files(number)[0], SeenObjects)
 
     def labels(self, number: int, box: Box) -> NDArray[Any]:
         """The labels of a view in a box within it (t c z y x), along z y x."""
         with _HEADERS:
-            mapped = np.load(self._file(number, "npy"), mmap_mode="r", allow_pickle=False)
+            mapped = np.load(self.files(number)[1], mmap_mode="r", allow_pickle=False)
         return np.asarray(mapped[box.within(self.view(number))[2:]])
 
     def around(self, box: Box) -> list[int]:
@@ -141,9 +131,6 @@ class ViewWork(OpensAnew):
         places = np.ndindex(*inside.shape)
         cells = (np.add(place, inside.start).tolist() for place in places)
         return [flatten(cell, self.grid.cells) for cell in cells]
-
-    def _file(self, number: int, suffix: str) -> Path:
-        return self.folder / f"{number:06}.{suffix}"
 
 
 def view_work(config: LabelConfig, source: Source, domain: Box, folder: Path) -> ViewWork:
@@ -168,7 +155,7 @@ def view_work(config: LabelConfig, source: Source, domain: Box, folder: Path) ->
     if config.instance_block is not None:
         core = _along_axes(config.instance_block, source, 1)
     step = tuple(max(1, min(n, side)) for n, side in zip(core, domain.shape[2:], strict=True))
-    return ViewWork(config, Grid(domain, (1, 1, *step), domain.start), halo, folder)
+    return ViewWork(config, Grid(domain, (1, 1, *step), domain.start), folder, halo)
 
 
 def _along_axes(said: tuple[int, ...], source: Source, plane: int) -> tuple[int, ...]:

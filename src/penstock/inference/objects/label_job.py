@@ -82,7 +82,7 @@ class LabelJob:
             self.views = view_work(config, self.source, self.domain, self.folder / VIEWS)
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
         folder = self.folder / OBJECTS
-        self.work = BlockWork(config, rule, grid, folder, self.views)
+        self.work = BlockWork(config, grid, folder, rule, self.views)
         _check_image(self.work.image, config, self.source)
         self.limit = config.max_memory or int(0.8 * available_memory())
         """Bytes that the processes of this machine may take."""

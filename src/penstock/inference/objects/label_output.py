@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+import contextlib
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...base import LabelConfig, UsageError, plural, usable_cores
-from ...data import Box, Sink, Source, open_sink, open_source
+from ...data import Box, Grid, Sink, Source, open_sink, open_source
 
 
 @dataclass(frozen=True)
@@ -75,13 +80,35 @@ class LabelOutput:
         return len(levels)
 
 
-class OpensAnew:
-    """Work on blocks that is handed to other processes. What is open stays here, as few arrays can
-    be sent: each process opens its own."""
+@dataclass(frozen=True)
+class RoundWork:
+    """What a round does with each block, which is handed to other processes."""
+
+    config: LabelConfig
+    grid: Grid
+    folder: Path
+    """The folder of what is found of each block."""
 
     def __getstate__(self) -> dict[str, Any]:
-        assert is_dataclass(self)
+        """What is open stays here, as few arrays can be sent: each process opens its own."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @cached_property
+    def source(self) -> Source:
+        """The input."""
+        return open_input(self.config)
+
+    def opened(self) -> AbstractContextManager[None]:
+        """The context in which blocks are done."""
+        return contextlib.nullcontext()
+
+    def files(self, number: int) -> list[Path]:
+        """The files of what is found of a block."""
+        return [self.folder / f"{number:06}.npz"]
+
+    def lacking(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some blocks of which nothing is found, or half of it."""
+        return [n for n in numbers if not all(file.is_file() for file in self.files(n))]
 
 
 def open_input(config: LabelConfig) -> Source:

@@ -26,7 +26,7 @@ _DONE = {"decode": "decoded", "fill": "searched for holes", "count": "counted", 
 
 
 Step = tuple[str, LabelSummary | None]
-"""What a step of an array has done, as a sentence; and from the last step the summary of all."""
+"""The sentence on what a step of an array has done; and from the last step the summary of all."""
 
 
 class Labelling(LabelJob):
