@@ -241,7 +241,7 @@ def needed(data: str, batch: int, queue: int) -> int:
 
 def test_queues_give_way_to_memory(data: str) -> None:
     def fit(memory: int) -> list[int]:
-        return list(fitting(data, config(batch_size=8, max_memory=memory), 1).memory)
+        return list(fitting(data, config(batch_size=8, max_memory=memory), 1)[1])
 
     assert fit(needed(data, 8, 8)) == [1, 2, 4, 8]
     assert fit(needed(data, 8, 2)) == [1, 2]
@@ -257,7 +257,7 @@ def test_half_of_what_a_control_group_leaves_is_for_the_loader(
     monkeypatch.setattr(
         "penstock.instruments.environment.cgroup_folders", lambda controller: [tmp_path]
     )
-    assert list(fitting(data, config(batch_size=8), 1).memory) == [1, 2]
+    assert list(fitting(data, config(batch_size=8), 1)[1]) == [1, 2]
 
 
 def test_more_samples_in_a_batch_than_there_are_is_refused(

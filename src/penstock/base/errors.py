@@ -21,6 +21,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
@@ -133,9 +134,7 @@ def where_in_users_code(error: BaseException) -> str:
     """
     place, link = "", error
     while True:
-        trace = link.__traceback__
-        while trace is not None:
-            frame = trace.tb_frame
+        for frame, line in traceback.walk_tb(link.__traceback__):
             # `__main__` may be a module of Penstock; its spec names the package.
             spec = frame.f_globals.get("__spec__")
             name = spec.name if spec else frame.f_globals.get("__name__", "")
@@ -143,8 +142,7 @@ def where_in_users_code(error: BaseException) -> str:
             file = frame.f_code.co_filename
             a_library = top in _NOT_THE_USERS or top in sys.stdlib_module_names
             if not file.startswith("<") and (not a_library or top == "__main__"):
-                place = f" ({file}, line {trace.tb_lineno})"
-            trace = trace.tb_next
+                place = f" ({file}, line {line})"
         if place or link.__cause__ is None:
             return place
         link = link.__cause__

@@ -91,10 +91,9 @@ def machine(block: Block) -> tuple[str, list[str]]:
         f"memory       {format_bytes(of['memory_bytes'])}",
         f"system       {of['system']} {of['kernel']}, {of['architecture']}",
     ]
-    if block["gpus"] is None:
-        lines.append("GPUs         unknown: NVML did not answer")
-    elif not block["gpus"]:
-        lines.append("GPUs         none that NVML shows")
+    if not block["gpus"]:
+        why = "unknown: NVML did not answer" if block["gpus"] is None else "none that NVML shows"
+        lines.append(f"GPUs         {why}")
     for gpu in block["gpus"] or ():
         memory = MISSING if gpu["memory_bytes"] is None else format_bytes(gpu["memory_bytes"])
         lines.append(

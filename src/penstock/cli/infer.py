@@ -13,7 +13,6 @@ import itertools
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,7 +35,7 @@ from ..base import (
 )
 from ..inference import EndRequest, Plan, Progress
 from ..models import check_model_name
-from .progress import Bar, drawn_bar, say
+from .progress import drawn_bar, say
 
 PLAIN_EVERY_SECONDS = 10.0
 """Seconds between two lines of progress if there is no terminal for a bar."""
@@ -136,36 +135,26 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
     stderr."""
     after = "patches, {task.fields[blocks]} blocks written, {task.fields[rate]}"
     with drawn_bar("inferring", after, blocks=0, rate="") as bar:
-        yield _PlainLines() if bar is None else partial(_move, bar)
+        due = PLAIN_EVERY_SECONDS
 
+        def show(progress: Progress) -> None:
+            nonlocal due
+            done, planned = progress.patches_done, progress.patches_planned
+            blocks, rate = progress.blocks_done, f"{progress.mb_per_second:.1f} MB/s"
+            if bar is not None:
+                bar.update(total=planned, completed=done, blocks=blocks, rate=rate)
+            elif progress.seconds >= due:
+                due = progress.seconds + PLAIN_EVERY_SECONDS
+                if 0 < done < planned:
+                    rate += f", {format_seconds(progress.seconds / done * (planned - done))} left"
+                # A line that cannot be written, for example to a full disk, ends no job.
+                with contextlib.suppress(OSError):
+                    say(
+                        f"{done} of {planned} patches, {blocks} of {progress.blocks_planned} "
+                        f"blocks written, {rate if done else 'no patch is computed yet'}"
+                    )
 
-def _move(bar: Bar, progress: Progress) -> None:
-    bar.update(
-        total=progress.patches_planned,
-        completed=progress.patches_done,
-        blocks=progress.blocks_done,
-        rate=f"{progress.mb_per_second:.1f} MB/s",
-    )
-
-
-class _PlainLines:
-    def __init__(self) -> None:
-        self.due = PLAIN_EVERY_SECONDS
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.seconds < self.due:
-            return
-        self.due = progress.seconds + PLAIN_EVERY_SECONDS
-        done, planned = progress.patches_done, progress.patches_planned
-        rate = f"{progress.mb_per_second:.1f} MB/s"
-        if 0 < done < planned:
-            rate += f", {format_seconds(progress.seconds / done * (planned - done))} left"
-        line = (
-            f"{done} of {planned} patches, {progress.blocks_done} of {progress.blocks_planned} "
-            f"blocks written, {rate if done else 'no patch is computed yet'}"
-        )
-        with contextlib.suppress(OSError):  # for example about a full disk; the job goes on
-            say(line)
+        yield show
 
 
 _OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout", "part_retries",

@@ -157,21 +157,14 @@ def epoch_line(now: TrainProgress) -> str:
 def shown_progress() -> Iterator[Callable[[TrainProgress], None]]:
     """Show a bar on a terminal, or a line for each validated epoch otherwise."""
     said: set[int] = set()
-
-    def is_new(now: TrainProgress) -> bool:
-        """Whether this is the first progress since a validation ended."""
-        if now.epoch in said or not now.validated:
-            return False
-        said.add(now.epoch)
-        return True
-
     after = "steps, loss {task.fields[loss]:.4f}"
     with drawn_bar("epoch {task.fields[epoch]}", after, epoch=0, loss=float("nan")) as bar:
 
         def move(now: TrainProgress) -> None:
             if bar is not None:
                 bar.update(completed=now.step, total=now.steps, epoch=now.epoch, loss=now.loss)
-            if is_new(now):
+            if now.validated and now.epoch not in said:
+                said.add(now.epoch)
                 (say if bar is None else bar.print)(epoch_line(now))
 
         yield move

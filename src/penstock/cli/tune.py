@@ -15,14 +15,12 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..base import (
     BenchLoaderConfig,
-    LoaderConfig,
     TuneInferConfig,
     TuneLoaderConfig,
     UsageError,
@@ -74,7 +72,7 @@ from ..reports import (
     write_settings_yaml,
 )
 from .bench import queue_outcome
-from .benchmarks import Name, check_ledger, ended, labelled, print_written, sweep
+from .benchmarks import check_ledger, ended, labelled, print_written, sweep
 from .progress import say
 
 LEAST_LAUNCHES = 3
@@ -119,22 +117,21 @@ def run(args: argparse.Namespace) -> int:
     read = [Path(args.data), ledger.path]
     check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
     goal = Goal(config.step_time, config.batch_size, UTILISATION)
-    fit = fitting(args.data, config, max(threads_of(config)))
+    size, held = fitting(args.data, config, max(threads_of(config)))
     print(f"Batches of {goal.batch}, steps of {format_seconds(goal.step_s)}:")
-    reads = _readings(args.data, config, max(fit.memory), ledger)
-    advice = recommend_loader(reads, goal, list(fit.memory), fit.batch_bytes)
+    reads = _readings(args.data, config, max(held), ledger)
+    advice = recommend_loader(reads, goal, list(held), size)
     fastest = min(reads, key=lambda reading: reading.interval.value)
     if advice.settings is None and fastest.interval.value > goal.most_s:
         rungs = _rungs(args.data, config, fastest.workers, ledger)
-        advice = recommend_loader(reads, goal, list(fit.memory), fit.batch_bytes, rungs)
+        advice = recommend_loader(reads, goal, list(held), size, rungs)
     settings = advice.settings
     if settings is None:
         print("", *advice.sentences, "", f"Written: {ledger.path}", sep="\n")
         return 1
     if config.missing != "error":  # the default of a loader
         settings = {**settings, "missing": config.missing}
-    build(LoaderConfig, settings)  # check that a loader takes these settings
-    memory = format_bytes(fit.memory[settings["queue"]])
+    memory = format_bytes(held[settings["queue"]])
     sentences = (*advice.sentences, f"In all the loader takes {memory} of memory.")
     write_settings_yaml(Advice(settings, sentences), config.output, config.overwrite)
     flags = flags_of(settings, goal.step_s, args.data)
@@ -161,7 +158,10 @@ def _readings(data: str, config: TuneLoaderConfig, deepest: int, ledger: Ledger)
         )
         for workers in threads_of(config)
     ]
-    records = _sweep("queue", cases, config, ledger, queue_rules(iterations), queue_case_name)
+    records = sweep(
+        "queue", cases, config, ledger, rules=queue_rules(iterations), name=queue_case_name,
+        outcome=queue_outcome, launches=config.launches,
+    )  # fmt: skip
     if not (reads := readings_of(records)):
         failure = next((record.error for record in records if record.error is not None), None)
         raise UsageError(f"{data}: {failure.message if failure else 'nothing was measured'}")
@@ -179,17 +179,9 @@ def threads_of(config: TuneLoaderConfig) -> list[int]:
     return [*(count for count in powers if count < most), most]
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The queues that fit into memory."""
-
-    batch_bytes: int
-    memory: dict[int, int]
-    """Total bytes of memory that a loader takes, by queue size."""
-
-
-def fitting(data: str, config: TuneLoaderConfig, threads: int) -> Fit:
-    """The queues that fit. Raises `UsageError` if none does, or if the data has fewer samples."""
+def fitting(data: str, config: TuneLoaderConfig, threads: int) -> tuple[int, dict[int, int]]:
+    """The bytes of a batch, and by size of the queues that fit into memory the bytes of a loader.
+    Raises `UsageError` if none does, or if the data has fewer samples."""
     from ..loading import Loader
 
     batch, memory = config.batch_size, config.max_memory or available_memory() // 2
@@ -209,7 +201,7 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> Fit:
             f"--max-memory {format_bytes(memory)} holds no two batches of {batch} samples, "
             f"{format_bytes(size)} each, and what reading them takes: give a smaller --batch-size"
         )
-    return Fit(size, fits)
+    return size, fits
 
 
 def _rungs(
@@ -221,7 +213,6 @@ def _rungs(
         return {}
     # Reading files may need more threads than the fastest loader has.
     threads = sorted({workers, max(threads_of(config))})
-    config = config.model_copy(update={"launches": max(config.launches, LEAST_LAUNCHES)})
     whole = build(
         BenchLoaderConfig,
         {
@@ -235,30 +226,12 @@ def _rungs(
     )
     cases = ladder_cases(loader_cases(whole, data), tuple(CEILINGS))
     rules = loader_rules(config.batches, warmup=1)
-    records = _sweep(
-        "ladder", cases, config, ledger, rules, lambda c: f"ladder {loader_case_name(c)}"
-    )
+    records = sweep(
+        "ladder", cases, config, ledger, rules=rules, outcome=queue_outcome,
+        name=lambda case: f"ladder {loader_case_name(case)}",
+        launches=max(config.launches, LEAST_LAUNCHES),
+    )  # fmt: skip
     return fastest_rungs(loader_cells(records, "ladder"))
-
-
-def _sweep(
-    scenario: str,
-    cases: list[dict[str, Any]],
-    config: TuneLoaderConfig,
-    ledger: Ledger,
-    rules: Mapping[str, Any],
-    name: Name,
-) -> list[Record]:
-    return sweep(
-        scenario,
-        cases,
-        config,
-        ledger,
-        rules=rules,
-        name=name,
-        outcome=queue_outcome,
-        launches=config.launches,
-    )
 
 
 def _infer(config: TuneInferConfig) -> int:
