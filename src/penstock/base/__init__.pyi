@@ -11,6 +11,7 @@ from .config.bench import BenchQueueConfig as BenchQueueConfig
 from .config.bench import CompareConfig as CompareConfig
 from .config.bench import TuneInferConfig as TuneInferConfig
 from .config.bench import TuneLoaderConfig as TuneLoaderConfig
+from .config.cluster import ScalingConfig as ScalingConfig
 from .config.cluster import SimulateConfig as SimulateConfig
 from .config.cluster import SlurmConfig as SlurmConfig
 from .config.cluster import array_ranges as array_ranges

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..secrets import has_login, names_key
-from .knobs import Bytes, Knobs, Natural, Positive, flag, listed, many
+from .knobs import Bytes, Knobs, Natural, Overwriting, Positive, flag, listed, many
 
 
 def _said(kind: str, pattern: str) -> BeforeValidator:
@@ -285,6 +286,27 @@ class SlurmConfig(Knobs):
         if asked - allowed or (self.array and pattern and "a" not in asked):
             numbers = "%A and %a, the numbers of an array and its element" if self.array else "%j"
             raise ValueError(f"--{name} {pattern}: a job's log is found by {numbers}, and no other")
+
+
+class ScalingConfig(Overwriting):
+    """The knobs of ``penstock scaling``, except those of its simulation."""
+
+    output: Path | None = flag(None, help="write scaling.md, CSVs and figures into this folder")
+    csv: bool = flag(False, help="print CSV in place of tables")
+    metrics: bool = flag(
+        False,
+        help="print only the total time, best validation loss and GPU-Util of each file",
+    )
+    machine: str | None = flag(None, help="name of the machine (default: its GPU)")
+    anyway: bool = flag(False, help="also compare runs with different settings or work")
+
+    @model_validator(mode="after")
+    def _one_table(self) -> ScalingConfig:
+        if self.metrics and (more := self.model_fields_set - {"metrics", "overwrite"}):
+            raise ValueError(
+                f"--metrics prints one table and no more; --{min(more)} does not go with it"
+            )
+        return self
 
 
 class SimulateConfig(Knobs):
