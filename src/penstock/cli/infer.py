@@ -51,7 +51,7 @@ penstock infer --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="plan and stop")
     add_flags(parser, InferConfig, config_file=True)
-    add_flags(parser, InstanceConfig)
+    add_flags(parser, InstanceConfig, group="objects")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -175,13 +175,6 @@ def _seconds(time: str) -> int:
 class SlurmConfig(Knobs):
     """The resources of a job, by sbatch's names for them."""
 
-    groups: ClassVar = {
-        "queue": "qos constraint exclusive dependency",
-        "restarts": "requeue max_requeues signal",
-        "environment of the job": "modules venv env",
-        "logs": "folder output error",
-    }
-
     job_name: _Line = flag("penstock", help="name of the job; a study appends the devices")
     nodes: Positive = flag(1, help="nodes")
     ntasks_per_node: Positive | None = flag(
@@ -193,49 +186,64 @@ class SlurmConfig(Knobs):
     time: _Time | None = flag(None, help="most time: 30 (minutes), 12:00:00 or 1-12:00:00")
     partition: _Name | None = flag(None, help="partition")
     account: _Name | None = flag(None, help="account")
-    qos: _Name | None = flag(None, help="quality of service")
-    constraint: _Features | None = flag(None, help="features that the nodes must have")
-    exclusive: bool = flag(False, help="share nodes with no other job")
+    qos: _Name | None = flag(None, help="quality of service", group="queue")
+    constraint: _Features | None = flag(
+        None, help="features that the nodes must have", group="queue"
+    )
+    exclusive: bool = flag(False, help="share nodes with no other job", group="queue")
     array: _Array | None = flag(
         None,
         help="submit the job so many times: 64, 0-7, 1,4,8, or 64%4, at most 4 at a time; "
         "infer is cut into so many parts",
     )
     dependency: _After | None = flag(
-        None, help="begin after other jobs: afterok:123, afterany:123:124, singleton"
+        None, help="begin after other jobs: afterok:123, afterany:123:124, singleton", group="queue"
     )
     requeue: bool = flag(
         True,
         help="begin again after a preemption or a lost node, and go on; also go back into the "
         "queue before the time is up (default: only for commands of Penstock)",
+        group="restarts",
     )
     max_requeues: Natural = flag(
         10,
         help="restarts after which a verb other than train no longer goes back into the queue by "
         "itself",
+        group="restarts",
     )
     signal: Natural = flag(
         120,
         help="seconds before its end at which the job gets the signal to save; 0: no signal "
         "(default: 120; 0 for a command that is not Penstock's)",
         unit="seconds",
+        group="restarts",
     )
     modules: Annotated[tuple[_Module, ...], BeforeValidator(many)] = flag(
-        (), help="environment modules to load after a purge (default: none)"
+        (),
+        help="environment modules to load after a purge (default: none)",
+        group="environment of the job",
     )
-    venv: _OnePath | None = flag(None, help="virtual environment to activate")
+    venv: _OnePath | None = flag(
+        None, help="virtual environment to activate", group="environment of the job"
+    )
     env: Annotated[tuple[_Variable, ...], BeforeValidator(_settings)] = flag(
         (),
         help="variables to set, NAME=VALUE; a second --env adds to the first (default: none beside "
         "those of the shell)",
+        group="environment of the job",
     )
-    folder: _Folder = flag("outputs", help="folder of logs, runs and the list of jobs")
+    folder: _Folder = flag(
+        "outputs", help="folder of logs, runs and the list of jobs", group="logs"
+    )
     output: _OnePath | None = flag(
         None,
         help="file of the job's output (default: FOLDER/slurm-%j.out, for an array "
         "FOLDER/slurm-%A_%a.out)",
+        group="logs",
     )
-    error: _OnePath | None = flag(None, help="file of its errors (default: that of its output)")
+    error: _OnePath | None = flag(
+        None, help="file of its errors (default: that of its output)", group="logs"
+    )
 
     @property
     def gpus(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -146,10 +146,6 @@ class LoaderConfig(Knobs):
 class PreprocessConfig(OnCluster, Labels):
     """The knobs of ``penstock preprocess``."""
 
-    groups: ClassVar = {
-        "chips": "overlap dtype partial",
-    }
-
     data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
     train_label_file: Path = flag(help="label CSV of the training scenes")
     val_label_file: Path = flag(help="label CSV of the validation scenes")
@@ -164,22 +160,18 @@ class PreprocessConfig(OnCluster, Labels):
     overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
     chip_size: Positive = flag(800, help="pixels of a chip's side", unit="pixels")
     dtype: Literal["float16", "float32"] = flag(
-        "float16",
-        help="dtype of chips; the rasters of xView3 are float16",
+        "float16", help="dtype of chips; the rasters of xView3 are float16", group="chips"
     )
-    overlap: Natural = flag(64, help="pixels that neighbours share", unit="pixels")
+    overlap: Natural = flag(64, help="pixels that neighbours share", unit="pixels", group="chips")
     partial: bool = flag(
-        False, help="cut the scenes that have both a folder and labels, and pass over the others"
+        False,
+        help="cut the scenes that have both a folder and labels, and pass over the others",
+        group="chips",
     )
 
 
 class PredictConfig(OnCluster, Labels):
     """The knobs of ``penstock predict``."""
-
-    groups: ClassVar = {
-        "the detector": "backbone chip_size overlap dtype channels",
-        "arithmetic": "amp threads",
-    }
 
     data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")
     scenes: Names | None = flag(None, help="only these scenes (default: all in --data-root)")
@@ -194,31 +186,43 @@ class PredictConfig(OnCluster, Labels):
 
     # the detector; by default with the settings of the run that trained it
     channels: str | None = flag(
-        None, help="comma-separated, as it was trained with (default: the run's)"
+        None,
+        help="comma-separated, as it was trained with (default: the run's)",
+        group="the detector",
     )
     backbone: Literal["auto", "mobilenet", "resnet50"] = flag(
-        "auto", help="backbone of its feature pyramid; auto: the run's"
+        "auto", help="backbone of its feature pyramid; auto: the run's", group="the detector"
     )
     score_threshold: Annotated[float, Field(gt=0, le=1)] | None = flag(
         None,
         help="least score of a detection (default: the run's best on its validation scenes)",
     )
     chip_size: Positive | None = flag(
-        None, help="pixels of a window's side (default: the run's chips)", unit="pixels"
+        None,
+        help="pixels of a window's side (default: the run's chips)",
+        unit="pixels",
+        group="the detector",
     )
     overlap: Natural | None = flag(
         None,
         help="pixels that neighbouring windows share (default: as the run's chips)",
         unit="pixels",
+        group="the detector",
     )
     dtype: Literal["float16", "float32"] | None = flag(
-        None, help="dtype of its chips, to which values are rounded (default: the run's)"
+        None,
+        help="dtype of its chips, to which values are rounded (default: the run's)",
+        group="the detector",
     )
 
     batch_size: Positive = flag(8, help="windows of a batch")
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", help="where to run the detector")
-    amp: bool = flag(False, help="mixed precision: fp16 on CUDA, bf16 elsewhere")
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
+    amp: bool = flag(
+        False, help="mixed precision: fp16 on CUDA, bf16 elsewhere", group="arithmetic"
+    )
+    threads: Positive | None = flag(
+        None, help="threads of torch on the CPU (default: torch's own)", group="arithmetic"
+    )
 
 
 class XView3Rules(Knobs):

@@ -79,9 +79,6 @@ def _head_kinds(value: object) -> object:
 class Valued(Sampled):
     """The knobs of values: how they are scaled for the network, and what its heads become."""
 
-    groups: ClassVar = {
-        "values": "halo norm_level eps clip_norm head_kind denormalize reduce tta out_dtype",
-    }
     floats_are: ClassVar[HeadKind] = "intensity"
     """The kind of a head of floats of which nobody says anything."""
 
@@ -99,17 +96,21 @@ class Valued(Sampled):
         help="voxels around a block that count in its own percentiles, at most overlap // 2 "
         "(default: --trim-voxels)",
         unit="voxels",
+        group="values",
     )
     norm_level: Natural | None = flag(
-        None, help="take global percentiles from this level of an OME-Zarr pyramid"
+        None, help="take global percentiles from this level of an OME-Zarr pyramid", group="values"
     )
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = flag(
         None,
         help="least range to divide values by (default: where the two percentiles are equal, "
         "the range of the data)",
+        group="values",
     )
     clip_norm: tuple[float, float] | tuple[()] | None = flag(
-        None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
+        None,
+        help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)",
+        group="values",
     )
     head_kind: (
         Annotated[tuple[HeadKind | str, ...], BeforeValidator(_head_kinds), Field(min_length=1)]
@@ -121,33 +122,39 @@ class Valued(Sampled):
         "never denormalised, float32; labels (classes, masks, objects): neither denormalised nor "
         "blended, in the model's integers (default: integers are labels, floats intensity; floats "
         "that look like probabilities are refused until their kind is given)",
+        group="values",
     )
     denormalize: bool = flag(
         True,
         help="undo the normalisation of heads that are intensity",
         alias="--no-output-denormalize",
         const=False,
+        group="values",
     )
     reduce: str | None = flag(
         None,
         help="write less than all scores, once patches are joined: argmax (the channel of the "
         "highest score), threshold:X (1 above X), or top:K (two outputs: the K best channels and "
         "their scores)",
+        group="values",
     )
     tta: Literal["flips", "rotations"] | None = flag(
         None,
         help="write the mean over mirrored inputs (4 in 2-D, 8 in 3-D), or over 4 turns in the "
         "plane of y and x",
+        group="values",
     )
     out_dtype: Names | None = flag(
         None,
         help="dtype of a new output, or of each (default: the input's for intensity, float32 for "
         "scores, the model's integers for labels)",
+        group="values",
     )
     missing: Literal["fill", "error"] = flag(
         "fill",
         help="what an absent chunk of the input is: its fill value, counted in the summary, or an "
         "error",
+        group="input and model",
     )
 
     @property
@@ -191,14 +198,6 @@ class Valued(Sampled):
 class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
-    groups: ClassVar = {
-        "input and model": "trust_model in_channels t c missing",
-        "patches and seams": "block seam_mode window trim_voxels min_blend_weight",
-        "arithmetic": "amp tf32 compile compile_dynamic threads",
-        "queues": "prep_workers writer_workers max_inflight_batches",
-        "a new output": "ome_zarr plain",
-    }
-
     # what
     in_spec: Any = flag(help="input: TensorStore JSON (inline or a file), a path or a URL")
     out_spec: Annotated[tuple[Any, ...], BeforeValidator(many), Field(min_length=1)] = flag(
@@ -207,8 +206,12 @@ class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
     model_type: Annotated[Any, BeforeValidator(_model)] = flag(
         help="model: a name, module:function, file.py:function, .pt2, TorchScript, or a package"
     )
-    t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
-    c: Selection = flag(("all",), help="channels: all, 0, 0:2, names or several")
+    t: Selection = flag(
+        ("all",), help="time points: all, 0, 0:5 or several", group="input and model"
+    )
+    c: Selection = flag(
+        ("all",), help="channels: all, 0, 0:2, names or several", group="input and model"
+    )
 
     # geometry
     patch: Annotated[Shape | Literal["auto"] | None, BeforeValidator(_single)] = flag(
@@ -227,27 +230,34 @@ class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
         None,
         help="shape of a block: whole chunks of the output, written once (default: fitted)",
         unit="voxels",
+        group="patches and seams",
     )
     batch: Positive | Literal["auto"] | None = flag(
         None,
         help="patches of one forward, or auto (default: on a GPU 16 of 64 cubed, on a CPU 2)",
     )
     seam_mode: Literal["trim", "blend"] = flag(
-        "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that cover it"
+        "trim",
+        help="trim: each voxel from one patch; blend: a weighted mean of all that cover it",
+        group="patches and seams",
     )
     trim_voxels: Natural | None = flag(
         None,
         help="least voxels to cut from each face of a patch. Seams lie in the middle of the "
         "overlap, which cuts overlap // 2; more than that is refused (default: overlap // 2)",
         unit="voxels",
+        group="patches and seams",
     )
     window: Literal["cosine", "gaussian", "constant"] | None = flag(
         None,
         help="weights of a patch with --seam-mode blend: a cosine over the overlap, a Gaussian of "
         "an eighth of the patch, or all equal (default: what the model says, else cosine)",
+        group="patches and seams",
     )
     min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
-        0.05, help="least weight of a voxel, before weights are scaled to add up to one"
+        0.05,
+        help="least weight of a voxel, before weights are scaled to add up to one",
+        group="patches and seams",
     )
 
     # devices
@@ -259,23 +269,31 @@ class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
         help="autocast; auto: fp16 on CUDA where values are normalised, else off",
         alias="--no-amp",
         const="off",
+        group="arithmetic",
     )
-    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
-    compile: bool = flag(False, help="torch.compile the model")
+    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic", group="arithmetic")
+    compile: bool = flag(False, help="torch.compile the model", group="arithmetic")
     compile_dynamic: Annotated[Literal["auto", "true", "false"], BeforeValidator(_spelled)] = flag(
         "false",
         help="shapes of torch.compile: false: fixed, since all batches have one shape; true: any; "
         "auto: fixed until one changes",
         alias="--no-compile-dynamic",
         const="false",
+        group="arithmetic",
     )
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
+    threads: Positive | None = flag(
+        None, help="threads of torch on the CPU (default: torch's own)", group="arithmetic"
+    )
 
     # flow
-    prep_workers: Positive = flag(4, help="threads that read, for all devices together")
-    writer_workers: Positive = flag(4, help="threads that write")
+    prep_workers: Positive = flag(
+        4, help="threads that read, for all devices together", group="queues"
+    )
+    writer_workers: Positive = flag(4, help="threads that write", group="queues")
     max_inflight_batches: Positive | None = flag(
-        None, help="most batches between reading and writing (default: as memory allows)"
+        None,
+        help="most batches between reading and writing (default: as memory allows)",
+        group="queues",
     )
 
     # output and records
@@ -283,9 +301,12 @@ class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
         None,
         help="version of OME-Zarr; 0.6 is not written, as ome-zarr-py 0.18 and Neuroglancer 2.41 "
         "do not read it (default: 0.4 where the input is that and unsharded, else 0.5)",
+        group="a new output",
     )
     plain: bool = flag(
-        False, help="write a .zarr as an array alone (Zarr v3), without group, levels and scale"
+        False,
+        help="write a .zarr as an array alone (Zarr v3), without group, levels and scale",
+        group="a new output",
     )
 
     @model_validator(mode="after")

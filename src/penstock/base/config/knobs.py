@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import yaml
@@ -104,16 +104,20 @@ def flag(
     default: Any = ...,
     *,
     help: str,
+    group: str | None = None,
     alias: str | None = None,
     const: Any = None,
     unit: str | None = None,
 ) -> Any:
-    """A knob with its default and its help. The flag ``alias`` sets it to ``const``. ``unit`` is
-    what a number counts, for the reference, where its type does not say it."""
-    extra = {"alias": alias, "const": const} if alias else {}
-    return Field(
-        default, description=help, json_schema_extra=extra | ({"unit": unit} if unit else {})
-    )
+    """A knob with its default and its help.
+
+    ``group`` is the heading under which ``--help-all`` lists a knob that few jobs need. The flag
+    ``alias`` sets it to ``const``. ``unit`` is what a number counts, for the reference, where its
+    type does not say it.
+    """
+    extra = {"group": group, "alias": alias, "const": const, "unit": unit}
+    said: dict[str, Any] = {key: value for key, value in extra.items() if value is not None}
+    return Field(default, description=help, json_schema_extra=said)
 
 
 _BUILDING = RLock()
@@ -121,13 +125,7 @@ TRUST_MODEL = "open a .pt2 or TorchScript model: such a file may run any code"
 
 
 class Knobs(BaseModel):
-    """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter.
-
-    ``groups`` has the names of knobs that few jobs need, by the heading under which ``--help-all``
-    lists them.
-    """
-
-    groups: ClassVar[Mapping[str, str]] = {}
+    """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
@@ -152,9 +150,11 @@ class NetworkKnobs(Knobs):
     """The knobs that say how a network is loaded, beside its name."""
 
     weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
-    trust_model: bool = flag(False, help=TRUST_MODEL)
+    trust_model: bool = flag(False, help=TRUST_MODEL, group="input and model")
     in_channels: Positive | None = flag(
-        None, help="channels that the model takes (default: those of its first layer)"
+        None,
+        help="channels that the model takes (default: those of its first layer)",
+        group="input and model",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -112,7 +112,9 @@ class ObjectKnobs(Knobs):
 
     threshold: float | None = flag(None, help="label what is above this value, such as a score")
     seed_threshold: float | None = flag(
-        None, help="for --decoder watershed: a seed is what is above this"
+        None,
+        help="for --decoder watershed: a seed is what is above this",
+        group="objects of a decoder",
     )
     connectivity: Annotated[Literal[4, 8, 6, 18, 26], BeforeValidator(as_number)] | None = flag(
         None,
@@ -123,24 +125,31 @@ class ObjectKnobs(Knobs):
         {},
         help="KEY=VALUE, a setting of the decoder, once for each; stardist: model, nms, grid, "
         "anisotropy; cellpose: niter, flow_threshold; affinities: offsets, strides",
+        group="objects of a decoder",
     )
     object_size: Shape | None = flag(
         None,
         help="longest side of an object in voxels, z y x: the decoder sees each block with so "
         "large a halo",
+        group="objects of a decoder",
     )
     instance_block: Shape | None = flag(
         None,
         help="voxels z y x that a decoder labels at a time, without the halo; the objects depend "
         "on it (default: 128, or 4 times --object-size if that is more)",
+        group="objects of a decoder",
     )
     join: Annotated[float, Field(gt=0, le=1)] = flag(
-        0.5, help="the least overlap by which two blocks see the same object", unit="a share"
+        0.5,
+        help="the least overlap by which two blocks see the same object",
+        unit="a share",
+        group="objects of a decoder",
     )
     join_rule: Literal["iou", "overlap", "touch", "owner"] = flag(
         "iou",
         help="the overlap of two views of an object: of their union; of the smaller one; any; or "
         "none, and each block keeps those whose centroid it holds",
+        group="objects of a decoder",
     )
     min_size: Positive = flag(1, help="the fewest voxels of an object that stays")
     clear_border: bool = flag(False, help="leave out objects that touch a face of the volume")
@@ -150,28 +159,16 @@ class ObjectKnobs(Knobs):
 class InstanceConfig(ObjectKnobs):
     """The knobs of ``penstock infer --instances``."""
 
-    groups: ClassVar = {
-        "objects": "instances decoder_option threshold seed_threshold connectivity object_size "
-        "instance_block join join_rule min_size clear_border table",
-    }
-
     instances: str | None = flag(
         None,
         help="write numbered objects instead of scores: by components, watershed, stardist, "
         "cellpose, affinities, or your FILE.py:FUNCTION; see penstock label --decoder",
+        group="objects",
     )
 
 
 class LabelConfig(ObjectKnobs, Stepwise):
     """The knobs of ``penstock label``."""
-
-    groups: ClassVar = {
-        "objects of a decoder": "decoder_option seed_threshold object_size instance_block join "
-        "join_rule",
-        "how the input is read": "level axes series raw",
-        "how the output is written": "chunks shards levels dtype",
-        "how the work is done": "block workers max_memory run_dir take_over",
-    }
 
     in_spec: Any = flag(help="the array: a path, URL or spec")
     out_spec: Any = flag(help="the labels: an OME-Zarr, or any spec")
@@ -198,18 +195,25 @@ class LabelConfig(ObjectKnobs, Stepwise):
         None, help="the channels of --intensity (default: all)"
     )
     dtype: LabelDtype | None = flag(
-        None, help="dtype of the output (default: the smallest that holds the number of objects)"
+        None,
+        help="dtype of the output (default: the smallest that holds the number of objects)",
+        group="a new output",
     )
     block: Shape | None = flag(
         None,
         help="voxels that a worker labels at a time, z y x, in whole chunks of the output "
         "(default: about 8 million); the result does not depend on it",
+        group="how the work is done",
     )
     workers: Positive | None = flag(
-        None, help="processes of this machine that label (default: one for each core)"
+        None,
+        help="processes of this machine that label (default: one for each core)",
+        group="how the work is done",
     )
     run_dir: Path | None = flag(
-        None, help="folder of the run's records (default: OUT.penstock beside OUT)"
+        None,
+        help="folder of the run's records (default: OUT.penstock beside OUT)",
+        group="how the work is done",
     )
 
     @property

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -72,19 +72,17 @@ def pairs_of(value: object) -> Mapping[Any, Any]:
 class Labels(Knobs):
     """The name and the tags that the user gives a run."""
 
-    groups: ClassVar = {
-        "name of the run": "name tag",
-    }
-
     name: Annotated[str, AfterValidator(partial(_line, most=MOST_NAME))] | None = flag(
         None,
         help="name of the run, for its records and trackers (default: what it is, its devices, the "
         "time and four random digits)",
+        group="name of the run",
     )
     tag: Annotated[Mapping[str, str], BeforeValidator(_tags)] = flag(
         {},
         help="KEY=VALUE, a tag of the run, by which it is found and grouped; give it once for each "
         "tag. Put no key into it: records hold tags as they are",
+        group="name of the run",
     )
 
 
