@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ from ..run_folder.folder import read_run
 from ..run_folder.names import HOLES_FILE, IDS_FILE, OWNERS_FILE, STARTS_FILE
 from .block_record import BlockRecord, load_table, record_of, save_table
 from .components import ComponentRule, HoleTable, LocalLabels
-from .decoded_views import DecodedRule, Owners, ViewWork
-from .label_output import LabelOutput, RoundWork
+from .decoded_views import Owners, ViewWork, painted
+from .label_output import RoundWork, output_of
 from .object_measures import Measures, measure_block
 
 
@@ -64,8 +64,9 @@ class BlockWork(RoundWork):
     @cached_property
     def sink(self) -> Sink:
         """The output, which is there."""
-        output = LabelOutput(self.config, self.source, self.grid.domain)
-        sink = output.sink(self.dtype, overwrite=False, resume=True)
+        sink = output_of(
+            self.config, self.source, self.grid.domain, self.dtype, overwrite=False, resume=True
+        )
         sink.create()
         return sink
 
@@ -75,14 +76,15 @@ class BlockWork(RoundWork):
         return OutputLock.take([self.sink], self.run, folder=self.folder.parent, member=True)
 
     @cached_property
-    def full_rule(self) -> ComponentRule | DecodedRule:
-        """The rule, with what the round before has found."""
-        if self.views is not None:
+    def labels_of(self) -> Callable[[Box, int], LocalLabels]:
+        """The function that gives the objects of a block, by what the round before has found."""
+        if (views := self.views) is not None:
             owners = load_table(self.folder.parent / OWNERS_FILE, Owners)
-            return DecodedRule(self.views, owners, self.rule.connectivity)
-        if self.config.fill_holes and not self.rule.inverted:
-            return replace(self.rule, holes=load_table(self.folder.parent / HOLES_FILE, HoleTable))
-        return self.rule
+            return lambda box, number: painted(views, owners, box)
+        rule = self.rule
+        if self.config.fill_holes and not rule.inverted:
+            rule = replace(rule, holes=load_table(self.folder.parent / HOLES_FILE, HoleTable))
+        return partial(rule.labels_of, self.source)
 
     def load(self, number: int) -> BlockRecord:
         """Read what is counted of a block."""
@@ -91,7 +93,7 @@ class BlockWork(RoundWork):
     def count(self, number: int) -> str:
         """Count the objects of a block. Returns no check."""
         box = self.grid[number]
-        labels = self.labels(number, box)
+        labels = self.labels_of(box, number)
         measures: Measures = {}
         if self.measured:
             measures = measure_block(labels, box, self.image, self.image_channels)
@@ -104,7 +106,7 @@ class BlockWork(RoundWork):
     def write(self, number: int) -> str:
         """Write a block with final numbers. Returns the check of its values."""
         box = self.grid[number]
-        labels = self.labels(number, box)
+        labels = self.labels_of(box, number)
         start, stop = self._starts[number : number + 2]
         if stop - start != len(labels.first):
             raise PenstockError(
@@ -117,10 +119,6 @@ class BlockWork(RoundWork):
         self.lock.check()  # a process that was stopped long ago must not write into another run's
         self.sink.write(box, values)
         return check
-
-    def labels(self, number: int, box: Box) -> LocalLabels:
-        """The objects of a block."""
-        return self.full_rule.labels_of(self.source, box, number)
 
     @property
     def image_channels(self) -> tuple[int, ...]:

@@ -186,26 +186,18 @@ class Owners(NamedTuple):
     those of ``keys``."""
 
 
-@dataclass(frozen=True)
-class DecodedRule:
+def painted(work: ViewWork, owners: Owners, box: Box) -> LocalLabels:
     """The objects of a decoder in a block: painted from the views around it."""
-
-    work: ViewWork
-    owners: Owners
-    connectivity: int
-
-    def labels_of(self, source: Source, box: Box, number: int) -> LocalLabels:
-        """See `ComponentRule.labels_of`."""
-        painted = np.zeros(box.shape[2:], np.int64)
-        for view in self.work.around(box):
-            part = self.work.view(view) & box
-            keys = self.owners.keys[self.owners.starts[view] : self.owners.starts[view + 1]]
-            here = painted[part.within(box)[2:]]
-            seen = np.concatenate([[0], keys])[self.work.labels(view, part)]
-            np.copyto(here, seen, where=here == 0)
-        labels, _ = require("fastremap", "label").renumber(painted)
-        local = in_order_of_first(labels, int(labels.max(initial=0)), labels)
-        return local._replace(keys=painted.reshape(-1)[local.first])
+    keys = np.zeros(box.shape[2:], np.int64)
+    for view in work.around(box):
+        part = work.view(view) & box
+        of_view = owners.keys[owners.starts[view] : owners.starts[view + 1]]
+        here = keys[part.within(box)[2:]]
+        seen = np.concatenate([[0], of_view])[work.labels(view, part)]
+        np.copyto(here, seen, where=here == 0)
+    labels, _ = require("fastremap", "label").renumber(keys)
+    local = in_order_of_first(labels, int(labels.max(initial=0)), labels)
+    return local._replace(keys=keys.reshape(-1)[local.first])
 
 
 def owners_of(work: ViewWork, threads: int) -> Owners:

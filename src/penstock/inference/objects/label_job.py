@@ -9,6 +9,7 @@ the run folder until the end, so that a run that was killed goes on with it.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -34,7 +35,7 @@ from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
 from .block_work import BlockWork
 from .components import ComponentRule, checked_connectivity, matter_of
 from .decoded_views import ViewWork, view_work
-from .label_output import LabelOutput, open_input
+from .label_output import open_input, output_of
 
 BLOCK_VOXELS = 2**23
 """The most voxels of a block that is chosen: a worker takes about 25 bytes for each."""
@@ -65,8 +66,8 @@ class LabelJob:
         self.taken = _taken(rule)
         self.domain = _domain_of(config, self.source)
         dtype = config.dtype or "uint32"
-        self.output = LabelOutput(config, self.source, self.domain)
-        self.sink = self.output.sink(dtype, overwrite=True)  # as it would be if there was none
+        self.output = partial(output_of, config, self.source, self.domain)
+        self.sink = self.output(dtype, overwrite=True)  # as it would be if there was none
         if overlap(self.source, self.sink):
             raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")
         self.folder = config.run_dir or _beside(self.sink)
