@@ -64,6 +64,7 @@ AGAIN = {
     "label": "; run again with --resume",
     "predict": "; run again with --resume",
     "launch": "; run again with --resume",
+    "train": "; run again with --resume, which goes on from the last checkpoint if there is one",
     "suite": "; run again with --resume",
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }

@@ -222,7 +222,11 @@ def command_of(command: Sequence[str]) -> Command:
     verb = words[0]
     if verb in WORK or (named and verb in VERBS):
         words = [dashed(word) for word in words]
-        return _training(words) if verb == "train" else _verb(words)
+        if verb != "train":
+            return _verb(words)
+        words, config = training(words)
+        out = str(config.output_dir) if "output_dir" in config.model_fields_set else None
+        return Command(tuple(words), output_dir=out)
     if named:
         raise UsageError(f"penstock has no verb {verb!r}; penstock --help lists them")
     if verb in VERBS:
@@ -233,12 +237,6 @@ def command_of(command: Sequence[str]) -> Command:
     if not marked:
         raise UsageError(f"put -- before the command: -- {verb} ...")
     return Command(tuple(words), "program")
-
-
-def _training(words: Sequence[str]) -> Command:
-    words, config = training(words)
-    out = str(config.output_dir) if "output_dir" in config.model_fields_set else None
-    return Command(tuple(words), output_dir=out)
 
 
 def _verb(words: Sequence[str]) -> Command:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ..base import (
     TRAIN_DEFAULTS,
     TRAIN_KNOBS,
-    Incomplete,
     TrainConfig,
     add_flags,
     build,
@@ -66,18 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.workload == "pairs":
         check_model_name(config.model, "--model")
     end_with_parent(signal.SIGTERM)  # a rank saves at the end of its step
-    try:
-        return _train(args.workload, config)
-    except KeyboardInterrupt:
-        raise Incomplete(f"interrupted; {_again(config.output_dir)}") from None
-
-
-def _again(out: Path) -> str:
-    """Say how to continue after Ctrl-C, and from which checkpoint."""
-    last = out / "checkpoints" / "last.pt"
-    if last.is_file():
-        return f"run again with --resume to continue from {last}"
-    return f"{out} holds no checkpoint yet; run again with --resume to start from the beginning"
+    return _train(args.workload, config)
 
 
 def _train(workload: str, config: TrainConfig) -> int:

@@ -165,9 +165,7 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
             "of": done.population,
             "equal": done.equal,
         }
-    for kind in KINDS:
-        table[kind] = [_finding(run, finding) for finding in proof.of_kind(kind)]
-    return table
+    return table | {kind: [_finding(run, each) for each in proof.of_kind(kind)] for kind in KINDS}
 
 
 def _finding(run: RunFolder, finding: Finding) -> dict[str, Any]:

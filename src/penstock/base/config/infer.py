@@ -167,14 +167,10 @@ class Valued(Sampled):
         return self.normalize or (None if self.halo is None else "percentile")
 
     @model_validator(mode="after")
-    def _of_scores(self) -> Valued:
+    def _goes_together(self) -> Valued:
         if self.reduce is not None and self.head_kind is not None:
             raise ValueError("--reduce takes scores and decides what becomes of them, so leave out "
                              "--head-kind")  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _ranges(self) -> Valued:
         lower, upper = self.norm_lower, self.norm_upper
         if not lower < upper:
             raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")

@@ -83,7 +83,8 @@ class ViewWork(RoundWork):
         lead = Box((box.start[0], source.domain.start[1]), (box.stop[0], source.domain.stop[1]))
         scores = source.read(lead + box[2:])[0]
         if scores.dtype.kind == "f" and np.isnan(scores.max()):
-            raise UsageError(f"IN {source.name}: a score near z y x = {_words(box)} is NaN")
+            place = " ".join(map(str, box.start[2:]))
+            raise UsageError(f"IN {source.name}: a score near z y x = {place} is NaN")
         plane = "z" not in source.axes
         decoder: Decoder = self.__dict__["_decoder"]
         labels = decoder(scores[:, 0] if plane else scores).reshape(box.shape[2:])
@@ -163,10 +164,6 @@ def _along_axes(said: tuple[int, ...], source: Source, plane: int) -> tuple[int,
     if "z" not in source.axes:
         return (plane, *(said * 2 if len(said) == 1 else said[-2:]))
     return said * 3 if len(said) == 1 else (*(plane,) * (3 - len(said)), *said)
-
-
-def _words(box: Box) -> str:
-    return " ".join(map(str, box.start[2:]))
 
 
 class Owners(NamedTuple):

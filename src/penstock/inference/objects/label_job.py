@@ -64,7 +64,9 @@ class LabelJob:
         self.source = open_input(config)
         rule = _rule_of(config, self.source)
         self.taken = _taken(rule)
-        self.domain = _domain_of(config, self.source)
+        self.domain = self.source.domain
+        if config.decodes:  # a decoder makes one array of all channels
+            self.domain = self.domain[:1] + Box((0,), (1,)) + self.domain[2:]
         dtype = config.dtype or "uint32"
         self.output = partial(output_of, config, self.source, self.domain)
         self.sink = self.output(dtype, overwrite=True)  # as it would be if there was none
@@ -219,12 +221,6 @@ def _taken(rule: ComponentRule) -> str:
     """What counts as an object, in words."""
     texts = {"mask": "all that is not 0", "labels": "voxels of equal value"}
     return texts.get(rule.matter, f"what is above {rule.threshold:g}")
-
-
-def _domain_of(config: LabelConfig, source: Source) -> Box:
-    """The voxels to label: a decoder makes one array of all channels."""
-    domain = source.domain
-    return domain[:1] + Box((0,), (1,)) + domain[2:] if config.decodes else domain
 
 
 def _check_image(image: Source | None, config: LabelConfig, source: Source) -> None:

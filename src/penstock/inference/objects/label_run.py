@@ -57,7 +57,6 @@ from .object_table import (
     ends_at_planes,
     merged_measures,
     object_columns,
-    worst_first,
     write_table,
 )
 
@@ -236,7 +235,8 @@ class LabelRun:
             owners = load_table(self.folder / OWNERS_FILE, Owners)
             ids = numbering.ids[np.isin(totals.keys, owners.ambiguous)]
             total["ambiguous"] = np.isin(np.arange(1, numbering.kept + 1), ids)
-            rows = worst_first(total, total["ambiguous"])
+            rows = np.flatnonzero(total["ambiguous"])
+            rows = rows[np.argsort(-total["voxels"][rows], kind="stable")]  # the largest first
             checks = {
                 "owners": owners,
                 "ends": ends_at_planes(total, views.grid, views.halo),

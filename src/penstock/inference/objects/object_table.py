@@ -200,12 +200,6 @@ def ends_at_planes(measures: Measures, grid: Grid, halo: Sequence[int]) -> Plane
     return PlaneEnds(*counts.tolist())
 
 
-def worst_first(measures: Measures, doubtful: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The rows of doubtful objects, the largest first."""
-    rows = np.flatnonzero(doubtful)
-    return rows[np.argsort(-measures["voxels"][rows], kind="stable")]
-
-
 def cutouts_of(
     measures: Measures, rows: NDArray[np.int64], scores: Source, labels: Source
 ) -> list[Cutout]:
