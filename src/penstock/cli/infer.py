@@ -68,7 +68,8 @@ def run_config(config: InferConfig, *, dry: bool) -> int:
     if config.cluster is not None:
         return _run_on_cluster(config)
     if dry:
-        return show_plan(config)
+        show_plan(config)
+        return 0
     from ..inference import Job, run_job, run_step
 
     job = Job(config)
@@ -114,14 +115,14 @@ def _run_on_cluster(config: InferConfig) -> int:
     return 0
 
 
-def show_plan(config: InferConfig) -> int:
+def show_plan(config: InferConfig) -> Plan:
     """Print the plan of a job. Raises `Refused` if the job does not fit."""
     from ..inference import plan_job
 
     plan = plan_job(config)
     print_plan(plan)
     plan.refuse()
-    return 0
+    return plan
 
 
 def print_plan(plan: Plan) -> None:

@@ -65,18 +65,14 @@ def run(args: argparse.Namespace) -> int:
     if args.workload == "pairs":
         check_model_name(config.model, "--model")
     end_with_parent(signal.SIGTERM)  # a rank saves at the end of its step
-    return _train(args.workload, config)
-
-
-def _train(workload: str, config: TrainConfig) -> int:
     from ..training import first_lines, last_lines, this_place, train_workload
 
     place = this_place(config)
     logged = not sys.stdout.isatty()
     if logged and place.rank == 0:
-        print(*first_lines(workload, config, place, os.environ), sep="\n", flush=True)
+        print(*first_lines(args.workload, config, place, os.environ), sep="\n", flush=True)
     with shown_progress() as progress:
-        results = train_workload(workload, config, progress=progress, say=say)
+        results = train_workload(args.workload, config, progress=progress, say=say)
     if results["rank"] == 0:
         summary = summary_lines(results, config.output_dir)
         print(*summary, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
