@@ -67,25 +67,25 @@ class LabelJob:
         self.domain = self.source.domain
         if config.decodes:  # a decoder makes one array of all channels
             self.domain = self.domain[:1] + Box((0,), (1,)) + self.domain[2:]
-        dtype = config.dtype or "uint32"
         self.output = partial(output_of, config, self.source, self.domain)
-        self.sink = self.output(dtype, overwrite=True)  # as it would be if there was none
+        # As it would be if there was none.
+        self.sink = self.output(config.dtype or "uint32", overwrite=True)
         if overlap(self.source, self.sink):
             raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")
         self.folder = config.run_dir or _beside(self.sink)
         if config.run_dir is not None:
             check_folder(self.folder, "--run-dir")
         given = [Path(each) for each in (config.in_spec, config.intensity) if isinstance(each, str)]
-        replaces = config.overwrite or config.resumes
-        check_outputs(("--table", config.table), replace=replaces, inputs=given)
+        check_outputs(
+            ("--table", config.table), replace=config.overwrite or config.resumes, inputs=given
+        )
         block = _block_of(self.sink, config.block)
         grid = Grid(self.domain, (1, 1, *block), self.sink.grid_origin)
         self.views: ViewWork | None = None
         if config.decodes:
             self.views = view_work(config, self.source, self.domain, self.folder / VIEWS)
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
-        folder = self.folder / OBJECTS
-        self.work = BlockWork(config, grid, folder, rule, self.views)
+        self.work = BlockWork(config, grid, self.folder / OBJECTS, rule, self.views)
         _check_image(self.work.image, config, self.source)
         self.limit = config.max_memory or int(0.8 * available_memory())
         """Bytes that the processes of this machine may take."""
