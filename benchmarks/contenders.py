@@ -220,7 +220,7 @@ def penstock(job: Job) -> dict[str, Any]:
 
     from penstock import cli
 
-    cli.quiet_openmp()  # as the command does for itself
+    cli.set_up_libraries()  # as the command does for itself
 
     import_module(
         "penstock.inference.run"

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.bench import BenchModelConfig
 from penstock.base.config.flags import add_flags, from_flags
-from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.config.run_labels import Labels, default_name, run_labels
-from penstock.base.config.train import TrainConfig
 from penstock.base.errors import UsageError
 
 
@@ -39,11 +36,9 @@ def test_yaml_and_python_give_a_mapping() -> None:
     ("settings", "said"),
     [
         ({"tag": ["study"]}, "--tag: 'study' is not KEY=VALUE"),
-        ({"tag": ["=a"]}, "--tag: '=a' is not KEY=VALUE"),
         ({"tag": ["a="]}, "--tag: '' is empty"),
         ({"tag": ["a=\x1b[2J"]}, r"--tag: '\x1b[2J' holds control characters"),
         ({"tag": {"a": "b\nc"}}, r"--tag: 'b\nc' holds control characters"),
-        ({"tag": {"a\u202eb": "c"}}, r"--tag: 'a\u202eb' holds control characters"),
         ({"tag": {"<b>": "c"}}, "--tag: the key '<b>' begins with a letter or a digit, and has no"),
         ({"tag": {"a": "b" * 201}}, "has 201 characters, and 200 are the most"),
         ({"tag": {"a" * 61: "b"}}, "has 61 characters, and 60 are the most"),
@@ -85,8 +80,3 @@ def test_default_names_tell_runs_apart() -> None:
     assert default_name("my/model.py:Net").startswith("my-model.py-Net-2")
     assert len(default_name("x" * 500)) < 120
     assert default_name("///").startswith("run-")
-
-
-@pytest.mark.parametrize("knobs", [InferConfig, TrainConfig, BenchModelConfig])
-def test_every_verb_that_leaves_a_record_has_them(knobs: type[Labels]) -> None:
-    assert issubclass(knobs, Labels)

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.base.config.infer import InferConfig
-from penstock.base.config.parameters import names_parameters
+from penstock.base.config.knobs import names_parameters
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 

@@ -86,9 +86,9 @@ def test_bad_input_is_one_sentence_and_creates_nothing(
 def test_the_exit_code_is_that_of_the_launches(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int
 ) -> None:
-    monkeypatch.setattr("penstock.cli.bench_loader.checked_loader_cases", lambda cases, *_: cases)
+    monkeypatch.setattr("penstock.cli.bench.checked_loader_cases", lambda cases, *_: cases)
     monkeypatch.setattr(
-        "penstock.cli.bench_loader._sweep", lambda *_: [record(0, 1.0), record(1, 1.0, status)]
+        "penstock.cli.bench._loader_sweep", lambda *_: [record(0, 1.0), record(1, 1.0, status)]
     )
     output = tmp_path / "loader.csv"
     assert main(["bench", "loader", str(data), "--output", str(output)]) == code

@@ -25,7 +25,7 @@ from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
 from penstock.cli import main
-from penstock.cli.bench_queue import outcome
+from penstock.cli.bench import queue_outcome as outcome
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Record
 from penstock.loading.order import Endless, Order
@@ -213,7 +213,7 @@ def test_the_exit_code_of_launches_that_failed(
     code: int,
 ) -> None:
     fine = SimpleNamespace(error=None)
-    monkeypatch.setattr("penstock.cli.bench_queue.ask_worker", lambda scenario, case, *_: fine)
+    monkeypatch.setattr("penstock.cli.bench.ask_worker", lambda scenario, case, *_: fine)
     monkeypatch.setattr("penstock.cli.benchmarks.run_sweep", failed(status, message))
     words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]
     assert main([*words, "--batch-size", "2", "--workers", "1", "--queue-sizes", "1"]) == code

@@ -214,17 +214,16 @@ def test_preprocess_and_train_of_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    "line",
     [
-        ("benchmark --output-dir o", "needs --config FILE.json or --use-default-configs"),
-        ("laptop --output-dir o --config x.json", "suite laptop is a preset itself"),
-        ("quick --output-dir o --use-default-configs", "suite quick is a preset itself"),
-        ("benchmark --output-dir o --config x.json --use-default-configs", "give one"),
+        "benchmark --output-dir o",
+        "laptop --output-dir o --config x.json",
+        "benchmark --output-dir o --config x.json --use-default-configs",
     ],
 )
-def test_what_to_run_is_said_once(line: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        verb._presets(parsed(line))
+def test_what_to_run_is_said_once(line: str) -> None:
+    with pytest.raises(SystemExit):
+        parsed(line)
 
 
 def test_of_the_defaults_those_run_that_fit() -> None:

@@ -18,7 +18,7 @@ def test_sections_of_a_machine_that_says_everything() -> None:
     text = said(ENVIRONMENT | {"gpus": [gpu]})
     for words in (
         "Some CPU", "8, 4 of them physical", "16.0 GiB", "H200, 139 GiB, driver 570.1",
-        "not installed: triton", "8 of 8 cores",
+        "8 of 8 cores",
     ):  # fmt: skip
         assert words in text
     assert doctor.MISSING not in text
@@ -39,14 +39,9 @@ def said(block: dict[str, Any]) -> str:
 def test_doctor_says_it_all_and_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = tmp_path / "report.json"
+    report = tmp_path / "new" / "report.json"
     assert main(["doctor", "--json", str(report)]) == 0
     out = capsys.readouterr().out
     titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
     assert titles == ["Machine", "Libraries", "Limits"]
     assert json.loads(report.read_text())["environment"]["machine"]["cores"] > 0
-
-
-def test_a_file_in_no_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json", "absent/f"]) == 2
-    assert "--json absent/f: absent is not a folder" in capsys.readouterr().err

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.base import knob_of
 from penstock.cli import VERBS, main, parser_of, spelled
 from penstock.cli.verb_parser import VerbParser, examples_of
 
@@ -60,10 +59,11 @@ def test_help_is_short_and_help_all_has_every_flag(
         assert "typing." not in said and "NoneType" not in said
         flags = [action for action in parser._actions if action.help != argparse.SUPPRESS]
         assert all(action.option_strings[0] in said for action in flags if action.option_strings)
-        for model in {knob[0] for action in flags if (knob := knob_of(action))}:
-            for base in model.__mro__:
-                named = " ".join(vars(base).get("groups", {}).values()).split()
-                assert set(named) <= set(model.model_fields), "a group names no knob"
+
+
+def test_a_switch_that_is_neither_on_nor_off_has_both_flags() -> None:
+    for word, equal in (("--equal", True), ("--no-equal", False)):
+        assert parser_of(["label"]).parse_args(["label", "a", "b", word]).equal is equal
 
 
 @pytest.mark.parametrize(

@@ -361,7 +361,7 @@ def test_what_cannot_be_submitted(
         (["bench", "model", "--model", "identity"], "--study needs a training; bench is none"),
         (["train", "sprial"], "there is no workload 'sprial'; there are spiral, "),
         (["train", "spiral", "--epochs", "0"], "--epochs '0'"),
-        (["train", "spiral", "--latent-size", "4"], "--latent-size belongs to emulator, not"),
+        (["train", "spiral", "--latent-size", "4"], "--latent-size belongs to emulator, but"),
         (["train", "spiral", "--output-dir", "a"], "--output-dir a: the jobs of --study need"),
     ],
 )

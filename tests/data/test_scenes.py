@@ -371,7 +371,6 @@ def test_generate_writes_scenes_and_replaces_only_its_own(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--size 80", "--size 80: give two numbers, rows and columns"),
         ("--size 8 80", "--size 8 80: each side must be at least 40"),
         ("--scenes 1", "--scenes '1': input should be greater than or equal to 2"),
         ("--scenes 2 --validation 2", "--validation 2 leaves none of --scenes 2 to train on"),

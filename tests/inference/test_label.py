@@ -18,7 +18,6 @@ from penstock.cli import main
 from penstock.data import open_source
 from penstock.inference import Labelling, LabelSummary
 from penstock.inference.objects import block_work
-from penstock.inference.objects.labelling import LabelStep
 
 from ..later import imported_later
 
@@ -35,8 +34,8 @@ def by_parts(asked: Mapping[str, Any], counts: Iterator[int]) -> LabelSummary:
     """Label as the elements of arrays do: in any order, and some of them twice."""
     config = build(LabelConfig, asked)
 
-    def step(**words: Any) -> LabelStep:
-        return Labelling(config.model_copy(update={"overwrite": False, **words})).step()
+    def step(**words: Any) -> LabelSummary | None:
+        return Labelling(config.model_copy(update={"overwrite": False, **words})).step()[1]
 
     step(prepare=True, overwrite=True)
     while True:
@@ -44,7 +43,7 @@ def by_parts(asked: Mapping[str, Any], counts: Iterator[int]) -> LabelSummary:
         elements = [*range(1, parts + 1), parts]
         for element in elements[parts // 2 :] + elements[: parts // 2]:
             step(part=f"{element}/{parts}")
-        if (summary := step(finish=True).summary) is not None:
+        if (summary := step(finish=True)) is not None:
             return summary
 
 

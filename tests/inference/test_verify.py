@@ -507,15 +507,14 @@ def test_what_is_no_run_is_refused(
     refused([tmp_path / "none.zarr"], "no such file or folder")
     refused([out, "--run-dir", tmp_path / "none"], "none is not a run folder")
     refused([out, "--run-dir", out], "v3.zarr is not a run folder")
-    refused([out, "--json", tmp_path / "no/found.json"], "is not a folder")
     refused([out, "--json", folder / "done.log", "--overwrite"], "which is an input")
     refused([out, "--json", out / "found.json"], "found.json lies")
     (tmp_path / "mine.json").write_text("mine")
     refused([out, "--json", tmp_path / "mine.json"], "mine.json")
     refused([out, "--run-dir", "http://host/run"], "or a prefix such as s3://BUCKET/PREFIX")
     refused([out, out], "wrote 1 output, not 2; name one of them")
-    for share in ("0", "200%", "many"):
-        refused([out, "--recompute", share], "is not a share such as 1% or 0.01")
+    for share, why in (("0", "is not a share such as 1% or 0.01"), ("200%", "less than or equal")):
+        refused([out, "--recompute", share], why)
     for text, said in (("{", "run.json is damaged"), ("[]", "is not a run folder"),
                        ('{"settings": {}, "fingerprint": {}}', "is not a run folder"),
                        (noted.replace('"domain"', '"doman"'), "is not a run folder")):  # fmt: skip

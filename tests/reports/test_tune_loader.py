@@ -138,39 +138,10 @@ def config(**knobs: Any) -> TuneLoaderConfig:
     return build(TuneLoaderConfig, {"step_time": 0.2, **knobs})
 
 
-@pytest.mark.parametrize(
-    ("flags", "batch", "seconds"),
-    [
-        ("--step-time 0.2", 4, 0.2),
-        ("--step-time 0.2 --batch-size 8", 8, 0.2),
-        ("--step-time 16=0.2", 16, 0.2),
-    ],
-)
-def test_what_a_step_time_is_of(flags: str, batch: int, seconds: float) -> None:
-    made = parsed(flags)
-    assert (made.batch, made.step_time[1]) == (batch, seconds)
-    assert config(step_time={4: 0.05}).step_time == (4, 0.05), "as in a file"
-
-
-def parsed(flags: str) -> TuneLoaderConfig:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, TuneLoaderConfig)
-    return from_flags(TuneLoaderConfig, parser.parse_args(flags.split()))
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--step-time soon", "--step-time: soon is neither SECONDS nor BATCH=SECONDS"),
-        ("--step-time 0", "--step-time: 0 must be above 0 and finite"),
-        ("--step-time 4=inf", "--step-time: 4=inf must be above 0 and finite"),
-        ("--step-time 0=1", "--step-time: 0=1 must be above 0"),
-        ("--step-time 0.1 4=0.2", "give one time, as SECONDS or as BATCH=SECONDS"),
-    ],
-)
-def test_a_step_time_that_says_too_little_is_refused(flags: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        parsed(flags)
+@pytest.mark.parametrize("seconds", ["0", "inf", "soon"])
+def test_a_step_that_takes_no_time_is_refused(seconds: str) -> None:
+    with pytest.raises(UsageError, match=f"--step-time '{seconds}': input should be"):
+        config(step_time=seconds)
 
 
 def test_the_flags_are_ones_that_train_and_bench_take() -> None:
@@ -211,7 +182,7 @@ def needed(data: str, batch: int, queue: int) -> int:
 
 def test_queues_give_way_to_memory(data: str) -> None:
     def fit(memory: int) -> list[int]:
-        return list(fitting(data, config(batch_size=8, max_memory=memory), 1).memory)
+        return list(fitting(data, config(batch_size=8, max_memory=memory), 1)[1])
 
     assert fit(needed(data, 8, 8)) == [1, 2, 4, 8]
     assert fit(needed(data, 8, 2)) == [1, 2]
@@ -227,7 +198,7 @@ def test_half_of_what_a_control_group_leaves_is_for_the_loader(
     monkeypatch.setattr(
         "penstock.instruments.environment.cgroup_folders", lambda controller: [tmp_path]
     )
-    assert list(fitting(data, config(batch_size=8), 1).memory) == [1, 2]
+    assert list(fitting(data, config(batch_size=8), 1)[1]) == [1, 2]
 
 
 def test_more_samples_in_a_batch_than_there_are_is_refused(
@@ -244,9 +215,9 @@ def test_a_loader_is_tuned_from_end_to_end(
 ) -> None:
     """Steps of a microsecond cannot be fed, and those of 5 s cannot but be."""
     out = tmp_path / "loader.yaml"
-    flags = "--threads-up-to 1 --batches 6 --launches 1"
+    flags = "--batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
     command = ["tune", "loader", data, *flags.split(), "--output", str(out)]
-    assert main([*command, "--step-time", "2=1e-6"]) == 1
+    assert main([*command, "--step-time", "1e-6"]) == 1
     said = capsys.readouterr().out
     assert "Nothing keeps steps of 0.00100 ms fed" in said
     words = shlex.split(said.partition("limits it:")[2].partition("\n\n")[0])
@@ -255,7 +226,7 @@ def test_a_loader_is_tuned_from_end_to_end(
     add_flags(parser, BenchLoaderConfig)
     assert from_flags(BenchLoaderConfig, parser.parse_args(words[4:])).threads == (1,)
     assert not out.exists()
-    assert main([*command, "--step-time", "2=5"]) == 0
+    assert main([*command, "--step-time", "5"]) == 0
     assert yaml.safe_load(out.read_text())["batch_size"] == 2
     said = capsys.readouterr().out
     assert "keep steps of 5.00 s fed: a batch of 2 comes every" in said

@@ -278,7 +278,7 @@ def test_what_nobody_says_is_a_run_is_not_removed(tmp_path: Path) -> None:
     [
         (["nothing"], "no workload 'nothing'; there are detector, emulator, pairs, spiral"),
         (["no.such:Thing"], "there is no workload 'no.such:Thing'"),
-        (["spiral", "--latent-size", "8"], "--latent-size belongs to emulator, not to spiral"),
+        (["spiral", "--latent-size", "8"], "--latent-size belongs to emulator, but this is spiral"),
         (["spiral", "--epochs", "0"], "--epochs '0'"),
         (["spiral", "--weights", "none.pth"], "--weights none.pth: there is no such file"),
         (["spiral", "--resume", "--overwrite"], "--resume goes on with what --overwrite"),

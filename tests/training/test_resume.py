@@ -170,10 +170,8 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
     with monkeypatch.context() as patched:
         patched.setattr(Stepper, "take", interrupted)  # in the first step
         assert main(words) == 3
-    assert capsys.readouterr().err == (
-        f"penstock train: interrupted; {out} holds no checkpoint yet; run again with --resume "
-        "to start from the beginning\n"
-    )
+    again = "penstock train: interrupted; run again with --resume, which goes on from the last"
+    assert capsys.readouterr().err == f"{again} checkpoint if there is one\n"
     assert (out / "args.json").exists()
     assert main([*words, "--resume"]) == 0
     begun = f"--resume: {out} holds no checkpoint yet; the run begins anew\n"
@@ -181,9 +179,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
     with monkeypatch.context() as patched:
         patched.setattr(Stepper, "take", interrupted)
         assert main([*words, "--resume", "--epochs", "2"]) == 3
-    last = out / "checkpoints" / "last.pt"
-    error = capsys.readouterr().err
-    assert f"interrupted; run again with --resume to continue from {last}\n" in error
+    assert again in capsys.readouterr().err
     assert main([*words, "--resume", "--epochs", "2"]) == 0
     assert "anew" not in capsys.readouterr().err
     assert json.loads((out / "training_results.json").read_text())["resumed_at_steps"]

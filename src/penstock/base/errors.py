@@ -21,6 +21,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
@@ -38,7 +39,7 @@ class PenstockError(Exception):
     ends_job = False
     """True if the rest of the job would fail alike, on other workers too."""
     parameters: Mapping[str, str] = MappingProxyType({})
-    """The parameters that stand for flags; empty on a command line. See `config.parameters`."""
+    """The parameters that stand for flags; empty on a command line. See `config.knobs`."""
 
     def __str__(self) -> str:
         def spelled(flag: re.Match[str]) -> str:
@@ -133,9 +134,7 @@ def where_in_users_code(error: BaseException) -> str:
     """
     place, link = "", error
     while True:
-        trace = link.__traceback__
-        while trace is not None:
-            frame = trace.tb_frame
+        for frame, line in traceback.walk_tb(link.__traceback__):
             # `__main__` may be a module of Penstock; its spec names the package.
             spec = frame.f_globals.get("__spec__")
             name = spec.name if spec else frame.f_globals.get("__name__", "")
@@ -143,8 +142,7 @@ def where_in_users_code(error: BaseException) -> str:
             file = frame.f_code.co_filename
             a_library = top in _NOT_THE_USERS or top in sys.stdlib_module_names
             if not file.startswith("<") and (not a_library or top == "__main__"):
-                place = f" ({file}, line {trace.tb_lineno})"
-            trace = trace.tb_next
+                place = f" ({file}, line {line})"
         if place or link.__cause__ is None:
             return place
         link = link.__cause__
@@ -179,17 +177,18 @@ BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_util
 """Packages that are imported plainly and may be absent; others of an extra are `require`d."""
 
 
-def absent(error: ModuleNotFoundError, extra: str) -> MissingDependency | None:
-    """The error for an import that failed.
+def absent(error: Exception, extra: str) -> MissingDependency | None:
+    """The error for a module that is not there.
 
     Args:
-        error: The error of the import.
+        error: The error of an import, or any other.
         extra: The extra of Penstock that would bring the module.
 
     Returns:
-        The error, or None where no extra brings the module.
+        The error, or None where no module lacks, or no extra brings it.
     """
-    package = (error.name or "").partition(".")[0]
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    package = (name or "").partition(".")[0]
     return missing(package, extra) if package in BROUGHT else None
 
 

@@ -85,12 +85,13 @@ def real(path: str | Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
+def lock_file(file: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
     """Lock an open file for this process, until it is closed or the process ends.
 
     Args:
         file: The open file.
         wait: Wait while another process holds the lock.
+        shared: Let others lock it like this at the same time.
 
     Returns:
         False where another process holds the lock. True as well on systems without locks: Windows,
@@ -99,7 +100,8 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
     if fcntl is None:
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
@@ -109,16 +111,8 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
 
 def is_locked(path: Path) -> bool:
     """Whether another process has locked a file; False on a system without locks."""
-    if fcntl is None:
-        return False
     with path.open("rb") as file:
-        try:  # a shared lock, so that two processes may check at the same moment
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return False
+        return not lock_file(file, shared=True)  # so two processes may check at the same moment
 
 
 @contextmanager

@@ -6,6 +6,7 @@ named ``_mb`` count in 2^20 bytes, as theirs do.
 
 from __future__ import annotations
 
+import math
 import re
 
 _FACTORS = {"": 1}
@@ -24,6 +25,22 @@ def parse_bytes(text: str | int) -> int:
     if match is None or match[2] not in _FACTORS:
         raise ValueError(f"{text!r} is not a size such as 16GiB, 1.5GB or 4096")
     return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def parse_share(text: object) -> float:
+    """The share that ``1%`` or ``0.01`` says, which is above 0.
+
+    >>> parse_share("1%"), parse_share(0.5)
+    (0.01, 0.5)
+    """
+    number, percent, rest = str(text).strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < math.inf or rest:
+        raise ValueError(f"{str(text)!r} is not a share such as 1% or 0.01")
+    return share
 
 
 _N = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?(?:e[-+]?\d{1,3})?|\.\d+)"

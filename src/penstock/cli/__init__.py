@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 
 from .. import __version__
 from ..base import PenstockError, SafeStream, Undecided, absent, describe, where_in_users_code
@@ -65,6 +64,7 @@ AGAIN = {
     "label": "; run again with --resume",
     "predict": "; run again with --resume",
     "launch": "; run again with --resume",
+    "train": "; run again with --resume, which goes on from the last checkpoint if there is one",
     "suite": "; run again with --resume",
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }
@@ -136,7 +136,8 @@ def _main(argv: Sequence[str] | None) -> int:
     args, unknown = parser.parse_known_args([*words, *others])
     if unknown:
         args.parser.refuse(unknown)
-    signal.signal(signal.SIGTERM, _interrupt)
+    # The SIGTERM of a batch system is treated like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         try:
             return args.run(args)
@@ -149,17 +150,14 @@ def _main(argv: Sequence[str] | None) -> int:
         for answer in error.answers if isinstance(error, Undecided) else ():
             print(f"    {shlex.join(['penstock', *words])} {answer}", file=sys.stderr)
         return error.exit_code
-    except ModuleNotFoundError as error:
-        absence = absent(error, EXTRAS.get(args.verb, "infer"))
-        print(f"penstock {args.verb}: {absence or _fault(error)}", file=sys.stderr)
-        return absence.exit_code if absence else 1
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3
     except Exception as error:
         _trace(error)
-        print(f"penstock {args.verb}: {_fault(error)}", file=sys.stderr)
-        return 1
+        absence = absent(error, EXTRAS.get(args.verb, "infer"))
+        print(f"penstock {args.verb}: {absence or _fault(error)}", file=sys.stderr)
+        return absence.exit_code if absence else 1
 
 
 def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -208,21 +206,24 @@ def _fault(error: Exception) -> str:
     return f"{type(error).__name__}: {describe(error)} (a defect in Penstock; --debug shows where)"
 
 
-def _end_dead_requests() -> None:
-    """Let TensorStore end a request that has received no byte for a minute; by default it waits for
-    ever. Call this before TensorStore is loaded."""
-    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
-    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
+_OF_LIBRARIES = {
+    "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}  # fmt: skip
+"""Variables that libraries read once, and their values unless the user has set them.
+
+OpenMP's threads sleep while they wait. By default they would spin, and take time from the threads
+that decode and encode. They still spin for about 30 microseconds, because the next part of a
+forward often comes within that time.
+
+TensorStore ends a request that has received no byte for a minute. By default it waits for ever.
+"""
 
 
-def quiet_openmp() -> None:
-    """Let OpenMP's threads sleep while they wait. Call this before torch is loaded.
-
-    By default they would spin, and take time from the threads that decode and encode. They still
-    spin for about 30 microseconds, because the next part of a forward often comes within that time.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+def set_up_libraries() -> None:
+    """Set the variables of libraries. Call this before torch and TensorStore are loaded."""
+    for name, value in _OF_LIBRARIES.items():
+        os.environ.setdefault(name, value)
 
 
 def entry() -> None:
@@ -234,8 +235,7 @@ def entry() -> None:
 
     The last garbage collection skips existing objects: with those of torch it took 0.3 s.
     """
-    quiet_openmp()
-    _end_dead_requests()
+    set_up_libraries()
     code = _run_safely(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
         os._exit(code)
@@ -263,8 +263,3 @@ def dashed(word: str) -> str:
         return word
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Treat the SIGTERM of a batch system like Ctrl-C."""
-    raise KeyboardInterrupt

@@ -1,6 +1,10 @@
-"""``penstock bench model``: memory and throughput of a model over tile size and batch size.
+"""``penstock bench``: measure a model, a loader or a queue.
 
-    flags -> cases -> check, in a process for each tile -> sweep -> CSV, table, recommendation
+model   flags -> cases -> check, in a process for each tile -> sweep -> CSV, table, recommendation
+loader  flags -> cases -> check, in a process of its own -> sweeps of loaders and of the ladder
+        (their parts alone) -> CSV, tables
+queue   workers x queue sizes -> cases, and for each number of workers one that only reads -> sweep
+        -> CSV, table with the prediction, figure
 
 Every case is checked before anything is created. Only the processes that measure import torch, not
 this one.
@@ -9,18 +13,21 @@ this one.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..base import (
+    BenchLoaderConfig,
     BenchModelConfig,
+    BenchQueueConfig,
     UsageError,
     add_flags,
     add_kinds,
     check_outputs,
+    format_seconds,
     from_flags,
     group_by,
     plural,
@@ -28,22 +35,36 @@ from ..base import (
 from ..bench import (
     Case,
     Launcher,
+    ask_worker,
     budget_note,
     case_namer,
     check_budget,
     check_same_work,
+    checked_loader_cases,
     checked_model_cases,
+    lacks_package,
+    ladder_cases,
     launches_of,
+    loader_cases,
     model_cases,
     model_limits,
+    queue_cases,
+    series_rules,
 )
 from ..instruments import Ledger, Record, canonical
 from ..models import check_model_name, model_files
 from ..reports import (
+    LOADER_NEEDS,
+    QUEUE_NEEDS,
     UNTIMED,
+    Section,
     append_csv,
+    first_empty,
     in_text,
+    loader_sections,
     model_sections,
+    plot_records,
+    queue_sections,
     recommend,
     write_model_yaml,
 )
@@ -57,17 +78,17 @@ from .benchmarks import (
     step_outcome,
     sweep,
 )
+from .drawing import figures_of
 from .progress import say
 
 Facts = dict[str, Any]
 
 KINDS = {
+    "model": "a model's memory and throughput over tile size and batch size",
     "loader": "how fast batches come, by loader, threads and batch size, and what limits them",
     "queue": "how long a queue of batches keeps a step fed, measured and predicted",
 }
-"""Benchmarks with a module of their own: ``queue`` is ``bench_queue``."""
-
-NEEDS = ("tile_size", "batch_size")
+MODEL_NEEDS = ("tile_size", "batch_size")
 """Columns that the CSV of ``bench model`` must have."""
 MOST_BATCH = 2**16
 """The largest batch that --find-limit tries."""
@@ -82,16 +103,34 @@ penstock bench queue data/ufs --workers 1 2 --queue-sizes 1 4 --compute-time 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "a model's memory and throughput over tile size and batch size"
-    kinds = add_kinds(parser, {"model": about, **KINDS})
+    kinds = add_kinds(parser, KINDS)
+    kinds["loader"].add_argument(
+        "data",
+        metavar="DATA",
+        help="a packed data set (a folder, or s3://...), or a Zarr, N5 or OME-Zarr array in a "
+        "folder, whose axis 0 counts samples unless --patch cuts it",
+    )
+    kinds["queue"].add_argument("data", metavar="DATA", help="a packed data set, or an array")
     add_flags(kinds["model"], BenchModelConfig, config_file=True)
-    for kind in KINDS:
-        import_module(f"{__package__}.bench_{kind}").add_arguments(kinds[kind])
+    add_flags(kinds["loader"], BenchLoaderConfig, config_file=True)
+    add_flags(kinds["queue"], BenchQueueConfig, config_file=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.kind in KINDS:
-        return import_module(f"{__package__}.bench_{args.kind}").run(args)
+    return {"model": _model, "loader": _loader, "queue": _queue}[args.kind](args)
+
+
+def _keep(
+    scenario: str, records: Sequence[Record], config: Any, needs: Iterable[str],
+    sections: Callable[[Sequence[Record]], Iterable[Section]],
+) -> None:  # fmt: skip
+    """Add what was measured to the CSV, and print it."""
+    make_way(config.output, config.overwrite, needs)
+    append_csv(scenario, records, config.output)
+    print("", *in_text(sections(records)), sep="\n")
+
+
+def _model(args: argparse.Namespace) -> int:
     config = from_flags(BenchModelConfig, args, args.config)
     for model in config.model:
         check_model_name(model, "--model")
@@ -99,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     cases = model_cases(config)
     read = [file for model in config.model for file in model_files(model)]
     read += filter(None, [config.weights])
-    ledger = open_outputs(config, f"bench-model-{config.model[0]}", NEEDS, read)
+    ledger = open_outputs(config, f"bench-model-{config.model[0]}", MODEL_NEEDS, read)
     read.append(ledger.path)
     settings_file = config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
     check_outputs(("--recommend", settings_file), replace=config.overwrite, inputs=read)
@@ -150,9 +189,7 @@ def _write_results(
     config: BenchModelConfig, records: Sequence[Record], ledger: Ledger, settings_file: Path
 ) -> int:
     """Write and print what was measured, and return the exit code."""
-    make_way(config.output, config.overwrite, NEEDS)
-    append_csv("model", records, config.output)
-    print("", *in_text(model_sections(records)), sep="\n")
+    _keep("model", records, config, MODEL_NEEDS, model_sections)
     advice = recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
     settings = write_model_yaml(advice, settings_file, config.overwrite)
@@ -196,3 +233,93 @@ def _find_limit(
         append_csv("model", ends, config.output, **UNTIMED)
     print(*(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")
     return 0
+
+
+def _loader(args: argparse.Namespace) -> int:
+    config = from_flags(BenchLoaderConfig, args, args.config)
+
+    ledger = open_outputs(
+        config, f"bench-loader-{Path(args.data).stem}", LOADER_NEEDS, [Path(args.data)]
+    )
+    asked, old = loader_cases(config, args.data), ledger if config.resume else None
+    with launcher_of(config, [args.data], like=old) as launcher:
+        cases = checked_loader_cases(asked, config, print, launcher)
+        records = _loader_sweep("loader", "case", cases, config, ledger, launcher)
+        if config.ladder:
+            steps = ladder_cases(cases)
+            records += _loader_sweep("ladder", "step", steps, config, ledger, launcher)
+    _keep("loader", records, config, LOADER_NEEDS, loader_sections)
+    print_written([config.output, ledger.path])
+    # A missing GPU and a loader that is not installed become rows; they fail nothing.
+    return int(any(record.status not in ("ok", "unsupported") for record in records))
+
+
+def _loader_sweep(
+    scenario: str,
+    what: str,
+    cases: list[dict[str, Any]],
+    config: BenchLoaderConfig,
+    ledger: Ledger,
+    launcher: Launcher,
+) -> list[Record]:
+    launches = launches_of(config.effort)
+    print(f"{plural(len(cases), what)} of the {scenario}, {launches_each(launches)}")
+    return sweep(
+        scenario,
+        cases,
+        config,
+        ledger,
+        rules=series_rules(config.batches, config.warmup),
+        name=case_namer(cases, "batch", "threads"),
+        outcome=_loader_outcome,
+        launches=launches,
+        launcher=launcher,
+    )
+
+
+def _loader_outcome(record: Record) -> str:
+    seconds = record.samples_s["step"]
+    return f"{format_seconds(statistics.mean(seconds))} a batch, {len(seconds)} batches"
+
+
+def _queue(args: argparse.Namespace) -> int:
+    config = from_flags(BenchQueueConfig, args, args.config)
+    cases = queue_cases(args.data, config)
+    read = [Path(args.data)]
+    ledger = open_outputs(config, f"bench-queue-{Path(args.data).stem}", QUEUE_NEEDS, read)
+    read.append(ledger.path)
+    figure = config.output.with_suffix(".png")
+    check_outputs(("the figure of --output", figure), replace=config.overwrite, inputs=read)
+    launches, old = launches_of(config.effort), ledger if config.resume else None
+    with launcher_of(config, [args.data], like=old) as launcher:
+        ask_worker("queue", cases[0], config.timeout, launcher)
+        counts = f"{launches_each(launches)}, {config.iterations} iterations in each"
+        print(f"{len(cases)} cases, {counts}")
+        records = sweep(
+            "queue",
+            cases,
+            config,
+            ledger,
+            rules=series_rules(config.iterations),
+            name=case_namer(cases, "workers", "queue"),
+            outcome=queue_outcome,
+            launches=launches,
+            launcher=launcher,
+        )
+    _keep("queue", records, config, QUEUE_NEEDS, queue_sections)
+    prefix = config.output.with_suffix("")
+    figures = figures_of(lambda: plot_records("queue", records, prefix, config.overwrite))
+    print_written([config.output, ledger.path, *figures])
+    return int(any(not record.ok and not lacks_package(record) for record in records))
+
+
+def queue_outcome(record: Record) -> str:
+    """The mean seconds of an iteration, and the iteration at which the queue was first empty."""
+    mean = format_seconds(statistics.mean(record.samples_s["step"]))
+    if record.case.get("compute", "none") == "none":
+        return f"{mean} a batch"
+    if not record.facts["left"]:
+        return f"{mean} an iteration"
+    at = first_empty(record.facts["left"])
+    end = "never cleared" if at is None else f"cleared at {at}"
+    return f"{mean} an iteration, queue {end}"

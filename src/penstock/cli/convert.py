@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..base import InferConfig, Labels, Unattended, add_flags, from_flags, one_heap
+from ..data import open_source
 from .infer import run_config
 
 EXAMPLES = """
@@ -32,8 +33,6 @@ def run(args: argparse.Namespace) -> int:
     vars(args).update({"head_kind": "intensity", **plain, **vars(args)})
     config = from_flags(InferConfig, args)
     if config.head_kind == ("labels",) and config.out_dtype is None:
-        from ..data import open_source
-
         settings = {name: getattr(config, name) for name in ("level", "raw", "axes", "series")}
         dtype = open_source(config.in_spec, **settings).dtype
         config = config.model_copy(update={"out_dtype": (dtype.name,)})

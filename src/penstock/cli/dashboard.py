@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # heavy imports wait until the verb runs
-    from ..reports import Report
+from ..base import UsageError, check_local, plural, require
+from ..reports import Catalogue, Report, serve_runs
+from ..scaling import report_of_scaling, runs_of_others
 
 PORT = 5006
 EXAMPLES = """
@@ -32,10 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import UsageError, check_local, plural, require
-    from ..reports import Catalogue, serve_runs
-    from ..scaling import runs_of_others
-
     for folder in args.folders:
         check_local(folder, "FOLDER")
     if not 0 <= args.port < 2**16:
@@ -56,10 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _about(folders: list[Path], count: int) -> Report:
     """The report beside the runs: how the trainings among them scale, if they do."""
-    from ..base import UsageError, plural
-    from ..reports import Report
-    from ..scaling import report_of_scaling
-
     title = f"Penstock: {', '.join(folder.name or str(folder) for folder in folders)}"
     verdict = f"{plural(count, 'run')}; the page is renewed as they go on."
     try:

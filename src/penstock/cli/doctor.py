@@ -13,7 +13,6 @@ from typing import Any
 
 from ..base import (
     Overwriting,
-    UsageError,
     add_flags,
     check_outputs,
     format_bytes,
@@ -41,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.json and not args.json.parent.is_dir():
-        raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     replace = from_flags(Overwriting, args).overwrite
     check_outputs(("--json", args.json), replace=replace)
     block = collect_environment()
@@ -67,10 +64,9 @@ def machine(block: Block) -> tuple[str, list[str]]:
         f"memory       {format_bytes(of['memory_bytes'])}",
         f"system       {of['system']} {of['kernel']}, {of['architecture']}",
     ]
-    if block["gpus"] is None:
-        lines.append("GPUs         unknown: NVML did not answer")
-    elif not block["gpus"]:
-        lines.append("GPUs         none that NVML shows")
+    if not block["gpus"]:
+        why = "unknown: NVML did not answer" if block["gpus"] is None else "none that NVML shows"
+        lines.append(f"GPUs         {why}")
     for gpu in block["gpus"] or ():
         memory = MISSING if gpu["memory_bytes"] is None else format_bytes(gpu["memory_bytes"])
         lines.append(
@@ -81,12 +77,7 @@ def machine(block: Block) -> tuple[str, list[str]]:
 
 def libraries(block: Block) -> tuple[str, list[str]]:
     versions = block["libraries"].items()
-    there = [f"{name} {version}" for name, version in versions if version]
-    absent = [name for name, version in versions if not version]
-    lines = [", ".join(there)]
-    if absent:
-        lines.append(f"not installed: {', '.join(absent)}")
-    return "Libraries", lines
+    return "Libraries", [", ".join(f"{name} {version}" for name, version in versions if version)]
 
 
 def limited(block: Block) -> tuple[str, list[str]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..base import MissingDependency, UsageError, require, writing_output
 from .progress import say
-
-if TYPE_CHECKING:
-    from ..inference import Cutout
 
 
 def figures_of(draw: Callable[[], list[Path]]) -> list[Path]:
@@ -34,32 +32,28 @@ def figures_of(draw: Callable[[], list[Path]]) -> list[Path]:
         raise UsageError(f"the figures cannot be written: {error.strerror}") from error
 
 
-def draw_cutouts(picture: Path, cutouts: Sequence[Cutout]) -> Path:
-    """Draw objects over scores: each in orange, those around it in blue.
+@contextlib.contextmanager
+def picture(
+    file: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, *, replace: bool,
+    **grid: Any,
+) -> Iterator[Any]:  # fmt: skip
+    """Draw panels without axes, and write them as a PNG in the end.
 
     Args:
-        picture: The PNG to write.
-        cutouts: The objects.
+        file: The PNG to write.
+        size: Its width and height in inches.
+        rows: Rows of panels.
+        columns: Columns of panels.
+        replace: Whether a file that is not ours may be replaced.
+        grid: Further arguments of matplotlib's ``subplots``.
 
-    Returns:
-        The picture.
+    Yields:
+        The panels, an array of rows and columns.
     """
-    columns = min(3, len(cutouts))
-    rows = -(-len(cutouts) // columns)
-    figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(3 * columns, 3.3 * rows), layout="constrained"
-    )
-    axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
-    for panel in axes:
+    figure = require("matplotlib.figure", "plot").Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **grid)
+    for panel in panels.flat:
         panel.set_axis_off()
-    for panel, cutout in zip(axes, cutouts, strict=False):
-        panel.imshow(cutout.scores, cmap="gray")
-        for where, color in ((cutout.around, (0.2, 0.5, 1, 0.35)), (cutout.body, (1, 0.5, 0, 0.5))):
-            panel.imshow(where[..., None] * color)
-        place = " ".join(map(str, cutout.low))
-        panel.set_title(
-            f"{cutout.number}: {cutout.voxels:,} voxels\nfrom z y x {place}", fontsize=8
-        )
-    with writing_output(picture, replace=True) as draft:
-        figure.savefig(draft, format="png")
-    return picture
+    yield panels
+    with writing_output(file, replace=replace) as draft:
+        figure.savefig(draft, format="png", dpi=120)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..base import check_local
+from ..reports import Section, clipped, in_text, places_of, reports_of_places
+
 EXAMPLES = """
 penstock explain denoised.ome.zarr                       # a run of infer
 penstock explain outputs/1                               # a training
@@ -24,9 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import check_local
-    from ..reports import Section, clipped, in_text, places_of, reports_of_places
-
     for place in args.places:
         check_local(place, "RUN")
     places = [place for path in args.places for place in places_of(path)]

@@ -15,6 +15,7 @@ from ..base import (
     UsageError,
     add_flags,
     as_settings,
+    check_belongs,
     check_local,
     format_bytes,
     from_flags,
@@ -76,10 +77,7 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(GenerateConfig, args)
     check_local(out, "OUT")
     kind = "--from" if args.source else {VOLUME: "a volume", XVIEW3: XVIEW3}.get(preset, "a preset")
-    if foreign := sorted(config.model_fields_set - KNOBS[kind]):
-        flag = "--" + foreign[0].replace("_", "-")
-        holders = [other for other, knobs in KNOBS.items() if foreign[0] in knobs]
-        raise UsageError(f"{flag} belongs to {' and '.join(holders)}, but this is {kind}")
+    check_belongs(config.model_fields_set, KNOBS, kind)
     if kind == XVIEW3:
         return _xview3(out, config)
     if kind == "a volume":
@@ -112,12 +110,11 @@ def _what(args: argparse.Namespace) -> tuple[str, Path]:
 
 def _pack(name: str, out: Path, config: GenerateConfig) -> Packed:
     preset, samples = PRESETS[name], config.samples or PRESET_SAMPLES
-    grid = (config.grid[0], config.grid[1])
-    world = World(grid, config.seed)
-    facts = {"preset": name, "grid": grid, "seed": config.seed}
+    world = World(config.grid, config.seed)
+    facts = {"preset": name, "grid": config.grid, "seed": config.seed}
     return _write(
         out,
-        preset.layouts(grid),
+        preset.layouts(config.grid),
         range(samples),
         lambda index: world.sample(preset, index),
         facts,
@@ -204,7 +201,7 @@ def _xview3(out: Path, config: GenerateConfig) -> int:
     with counted_progress(config.scenes, "scenes") as progress:
         counts = write_data_set(
             out,
-            (config.size[0], config.size[1]),
+            config.size,
             scenes=config.scenes,
             validation=validation,
             objects=config.objects,

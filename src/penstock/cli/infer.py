@@ -1,31 +1,41 @@
-"""``penstock infer``: run a model over a volume larger than memory."""
+"""``penstock infer``: run a model over a volume larger than memory.
+
+With ``--instances`` the scores of a model go to a scratch, from which objects are labelled:
+
+    IN ──▶ infer ──▶ OUT.scores.zarr ──▶ label ──▶ OUT, table
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import itertools
+import shutil
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..base import (
+    LOCK_SUFFIX,
+    DecodedConfig,
     InferConfig,
     InstanceConfig,
+    LabelConfig,
+    UsageError,
     add_flags,
+    as_settings,
+    build,
+    check_outputs,
     format_seconds,
     from_flags,
     one_heap,
     signals_handled,
 )
+from ..inference import EndRequest, Plan, Progress
 from ..models import check_model_name
-from .instances import instances_of, run_instances
-from .progress import Bar, drawn_bar, say
-
-if TYPE_CHECKING:
-    from ..inference import EndRequest, Plan, Progress
+from .progress import drawn_bar, say
 
 PLAIN_EVERY_SECONDS = 10.0
 """Seconds between two lines of progress if there is no terminal for a bar."""
@@ -41,15 +51,15 @@ penstock infer --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="plan and stop")
     add_flags(parser, InferConfig, config_file=True)
-    add_flags(parser, InstanceConfig)
+    add_flags(parser, InstanceConfig, group="objects")
 
 
 def run(args: argparse.Namespace) -> int:
     one_heap()
     config = from_flags(InferConfig, args, args.config)
     check_model_name(config.model_type, "--model-type")
-    if (steps := instances_of(args, config)) is not None:
-        return run_instances(partial(run_config, dry=args.dry_run), *steps, dry=args.dry_run)
+    if (steps := _instances_of(args, config)) is not None:
+        return _run_instances(*steps, dry=args.dry_run)
     return run_config(config, dry=args.dry_run)
 
 
@@ -58,8 +68,9 @@ def run_config(config: InferConfig, *, dry: bool) -> int:
     if config.cluster is not None:
         return _run_on_cluster(config)
     if dry:
-        return show_plan(config)
-    from ..inference import EndRequest, Job, run_job, run_step
+        show_plan(config)
+        return 0
+    from ..inference import Job, run_job, run_step
 
     job = Job(config)
     print_plan(job.plan)
@@ -95,7 +106,7 @@ _ASKING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasa
 
 def _run_on_cluster(config: InferConfig) -> int:
     """Run a job on workers. This process needs no torch."""
-    from ..inference import EndRequest, run_on_cluster
+    from ..inference import run_on_cluster
 
     request = EndRequest()
     with shown_progress() as progress, _asked_by_signals(request, signal.SIGINT):
@@ -104,14 +115,14 @@ def _run_on_cluster(config: InferConfig) -> int:
     return 0
 
 
-def show_plan(config: InferConfig) -> int:
+def show_plan(config: InferConfig) -> Plan:
     """Print the plan of a job. Raises `Refused` if the job does not fit."""
     from ..inference import plan_job
 
     plan = plan_job(config)
     print_plan(plan)
     plan.refuse()
-    return 0
+    return plan
 
 
 def print_plan(plan: Plan) -> None:
@@ -125,33 +136,82 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
     stderr."""
     after = "patches, {task.fields[blocks]} blocks written, {task.fields[rate]}"
     with drawn_bar("inferring", after, blocks=0, rate="") as bar:
-        yield _PlainLines() if bar is None else partial(_move, bar)
+        due = PLAIN_EVERY_SECONDS
+
+        def show(progress: Progress) -> None:
+            nonlocal due
+            done, planned = progress.patches_done, progress.patches_planned
+            blocks, rate = progress.blocks_done, f"{progress.mb_per_second:.1f} MB/s"
+            if bar is not None:
+                bar.update(total=planned, completed=done, blocks=blocks, rate=rate)
+            elif progress.seconds >= due:
+                due = progress.seconds + PLAIN_EVERY_SECONDS
+                if 0 < done < planned:
+                    rate += f", {format_seconds(progress.seconds / done * (planned - done))} left"
+                # A line that cannot be written, for example to a full disk, ends no job.
+                with contextlib.suppress(OSError):
+                    say(
+                        f"{done} of {planned} patches, {blocks} of {progress.blocks_planned} "
+                        f"blocks written, {rate if done else 'no patch is computed yet'}"
+                    )
+
+        yield show
 
 
-def _move(bar: Bar, progress: Progress) -> None:
-    bar.update(
-        total=progress.patches_planned,
-        completed=progress.patches_done,
-        blocks=progress.blocks_done,
-        rate=f"{progress.mb_per_second:.1f} MB/s",
-    )
+_OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout", "part_retries",
+            "max_failed_parts", "max_memory")  # fmt: skip
+"""Settings of both, where they are given."""
 
 
-class _PlainLines:
-    def __init__(self) -> None:
-        self.due = PLAIN_EVERY_SECONDS
+def _instances_of(
+    args: argparse.Namespace, config: InferConfig
+) -> tuple[InferConfig, LabelConfig] | None:
+    """What ``infer --instances`` does first, and then: the job that writes scores, and the
+    labelling of these; None without ``--instances``."""
+    objects = from_flags(InstanceConfig, args)
+    if objects.instances is None:
+        if objects.model_fields_set:
+            flag = min(objects.model_fields_set).replace("_", "-")
+            raise UsageError(f"--{flag} has no effect without --instances")
+        return None
+    from ..inference import check_decoder
 
-    def __call__(self, progress: Progress) -> None:
-        if progress.seconds < self.due:
-            return
-        self.due = progress.seconds + PLAIN_EVERY_SECONDS
-        done, planned = progress.patches_done, progress.patches_planned
-        rate = f"{progress.mb_per_second:.1f} MB/s"
-        if 0 < done < planned:
-            rate += f", {format_seconds(progress.seconds / done * (planned - done))} left"
-        line = (
-            f"{done} of {planned} patches, {progress.blocks_done} of {progress.blocks_planned} "
-            f"blocks written, {rate if done else 'no patch is computed yet'}"
+    if config.is_element:
+        raise UsageError(
+            "--instances is no step of an array; let the array write scores, and then penstock "
+            "label them"
         )
-        with contextlib.suppress(OSError):  # for example about a full disk; the job goes on
-            say(line)
+    if objects.instances == "components" and objects.threshold is None:
+        raise UsageError("--instances components needs --threshold X: an object is what is above")
+    if len(config.out_spec) != 1 or "://" in (place := str(config.out_spec[0])):
+        raise UsageError("--instances writes one output, an OME-Zarr on this machine")
+    if Path(place).exists() and not (config.overwrite or config.resume):
+        raise UsageError(f"--out-spec {place}: exists; use --overwrite to replace it")
+    check_outputs(("--table", objects.table), replace=config.overwrite or config.resume)
+    scratch = f"{place}.scores.zarr"
+    asked = {key: value for key, value in as_settings(objects).items() if key != "instances"}
+    output = {name: getattr(config, name) for name in _OF_BOTH if name in config.model_fields_set}
+    once = {"overwrite": config.overwrite, "resume": config.resume}
+    label = build(
+        LabelConfig, asked, output, once,
+        {"in_spec": scratch, "out_spec": place, "decoder": objects.instances},
+    )  # fmt: skip
+    check_decoder(label)  # before the scores are computed, and not after
+    scores: dict[str, Any] = {"out_spec": (scratch,), "levels": "none", "shards": None}
+    scores["run_dir"] = config.run_dir or Path(f"{place}.scores.penstock")
+    kept = {**dict(config), **scores}
+    return DecodedConfig.model_construct(config.model_fields_set | scores.keys(), **kept), label
+
+
+def _run_instances(scores: InferConfig, label: LabelConfig, *, dry: bool) -> int:
+    """Infer scores, label them, and remove them. Returns the exit code."""
+    from .label import run_labelling
+
+    code = run_config(scores, dry=dry)
+    if dry or code:
+        return code
+    code = run_labelling(label)
+    scratch = Path(label.in_spec)
+    shutil.rmtree(scratch)
+    scratch.with_name(scratch.name + LOCK_SUFFIX).unlink(missing_ok=True)
+    return code

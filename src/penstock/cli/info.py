@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
+
+from ..base import UsageError, format_bytes
+from ..data import SeveralArrays, Source, open_source
 
 EXAMPLES = """
 penstock info noisy.ome.zarr
@@ -15,9 +19,6 @@ penstock info brain.ims
 penstock info run.nwb::acquisition/TwoPhotonSeries/data
 penstock info denoise-tiny
 """
-
-
-_MOST_LEVELS = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,19 +55,18 @@ def _show_model(args: argparse.Namespace) -> int:
 
 
 def _show_array(args: argparse.Namespace) -> int:
-    from ..data import SeveralArrays, open_source
-
-    chosen = {"axes": args.axes, "series": args.series, "name": "PATH"}
+    chosen = {"axes": args.axes, "series": args.series}
     try:
-        first = open_source(args.path, **chosen)
+        first = open_source(args.path, name="PATH", **chosen)
     except SeveralArrays as several:
         print(f"{args.path} holds several; name one:")
         for place, words in several.places:
             named = f"{args.path} {place}" if place.startswith("--") else place
             print(f"  penstock info {named}  {words}".rstrip())
         return 0
-    for line in (*_of_array(first), *_of_levels(args.path, chosen)):
-        print(line)
+    print(*_of_array(first), sep="\n")
+    for level, source in levels_below(args.path, **chosen):
+        print(f"level {level:<3} {_sides(source.domain.shape, source)}, {_voxel(source)}")
     for note in getattr(first, "notes", ()):
         print(f"note      {note}")
     ending = "tif" if getattr(first, "georeferenced", False) else "ome.zarr"
@@ -85,8 +85,6 @@ def infer_line(args: argparse.Namespace, more: Sequence[str] = (), ending: str =
 
 
 def _of_array(source: Any) -> Iterator[str]:
-    from ..base import format_bytes
-
     size = math.prod(source.domain.shape) * source.dtype.itemsize
     yield f"array     {_sides(source.domain.shape, source)} {source.dtype}, {format_bytes(size)}"
     if source.chunks != (1,) * 5:  # of an array in one piece
@@ -98,17 +96,13 @@ def _of_array(source: Any) -> Iterator[str]:
         yield f"channels  {', '.join(names)}"
 
 
-def _of_levels(path: str, chosen: Mapping[str, Any]) -> Iterator[str]:
-    """The levels below the first."""
-    from ..base import UsageError
-    from ..data import open_source
-
-    for level in range(1, _MOST_LEVELS):
+def levels_below(path: str, **chosen: Any) -> Iterator[tuple[int, Source]]:
+    """The levels of an array below the first, and their numbers."""
+    for level in itertools.count(1):
         try:
-            source = open_source(path, level=level, **chosen)
+            yield level, open_source(path, level=level, name="PATH", **chosen)
         except UsageError:  # there are no further ones
             return
-        yield f"level {level:<3} {_sides(source.domain.shape, source)}, {_voxel(source)}"
 
 
 def _sides(sides: Sequence[int], source: Any) -> str:

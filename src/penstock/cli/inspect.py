@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
+
+from ..base import NetworkKnobs, add_flags, from_flags
+from ..data import in_words
+from ..models import check_model_name
 
 EXAMPLES = """
 penstock inspect denoise-tiny
-penstock inspect net.py:make --weights net.safetensors --json
+penstock inspect net.py:make --weights net.safetensors
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..base import TRUST_MODEL
-
     parser.add_argument("model", metavar="MODEL", help="as --model-type of infer names it")
-    parser.add_argument("--weights", metavar="FILE", help="state dict, as infer takes it")
-    parser.add_argument(
-        "--in-channels", type=int, metavar="N", help="channels that the model takes"
-    )
-    parser.add_argument("--trust-model", action="store_true", help=TRUST_MODEL)
     parser.add_argument(
         "--axes", type=int, choices=(2, 3), help="axes to give a model that takes either"
     )
     parser.add_argument("--compile", action="store_true", help="compare bits with torch.compile")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    add_flags(parser, NetworkKnobs)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..data import in_words
     from ..inference import least_overlap, reach_of
-    from ..models import BITS_SIDE, bits_that_vary, check_model_name, load_model
+    from ..models import BITS_SIDE, bits_that_vary, load_model
 
     check_model_name(args.model, "MODEL")
+    knobs = from_flags(NetworkKnobs, args)
     model = load_model(
-        args.model, args.weights, args.in_channels, untrained=True, trust=args.trust_model
+        args.model, knobs.weights, knobs.in_channels, untrained=True, trust=knobs.trust_model
     )
     axes = args.axes or model.spatial_axes or 3
     reach = reach_of(model, axes)
     overlap = least_overlap(reach) if reach.exact else None
     bits = bits_that_vary(model, axes, args.compile)
-    if args.json:
-        print(json.dumps({**asdict(reach), "exact": reach.exact, "overlap": overlap, **bits}))
-        return 0
     print(f"model     {model.name}, {axes} axes")
     if overlap is None:
         print(f"tiling    {reach.line()}")
@@ -58,6 +50,4 @@ def run(args: argparse.Namespace) -> int:
     for what, varies in bits.items():
         words = {True: "depend on it", False: "do not depend on it", None: "not known"}
         print(f"{what:<9} bits {words[varies]} (patches of {BITS_SIDE})")
-    if not args.compile:
-        print("compile   bits were not compared; --compile does that")
     return 0

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ..base import LabelConfig, add_flags, from_flags, one_heap
-from .drawing import draw_cutouts, figures_of
+from ..inference import Cutout, Labelling, LabelSummary, label_on_cluster
+from .drawing import figures_of, picture
 from .progress import counted_progress, say
-
-if TYPE_CHECKING:
-    from ..inference import Labelling, LabelSummary
 
 EXAMPLES = """
 penstock label scores.ome.zarr cells.ome.zarr --threshold 0.5 --min-size 20
@@ -38,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
 def run_labelling(config: LabelConfig) -> int:
     """Carry out a labelling, and print what was done. Returns the exit code."""
-    from ..inference import Labelling, label_on_cluster
-
     with contextlib.ExitStack() as stack:
 
         def begins(labelling: Labelling) -> Callable[[int], None]:
@@ -57,10 +53,10 @@ def run_labelling(config: LabelConfig) -> int:
         if not config.is_element:
             print_summary(labelling.run(show), config)
             return 0
-        step = labelling.step(show)
-    if step.summary is not None:
-        print_summary(step.summary, config)
-    print(step.sentence)
+        sentence, summary = labelling.step(show)
+    if summary is not None:
+        print_summary(summary, config)
+    print(sentence)
     return 0
 
 
@@ -82,8 +78,23 @@ def _shown(done: LabelSummary) -> str:
     """The numbers of the largest ambiguous objects, and the files that show them."""
     if done.ambiguous_file is None:
         return ""
-    picture = done.ambiguous_file.with_suffix(".png")
-    drawn = figures_of(lambda: [draw_cutouts(picture, done.cutouts)])
+    file = done.ambiguous_file.with_suffix(".png")
+    drawn = figures_of(lambda: [_drawn(file, done.cutouts)])
     numbers = ", ".join(str(each.number) for each in done.cutouts)
     files = ", ".join(map(str, [done.ambiguous_file, *drawn]))
     return f", the largest are {numbers}: see {files}"
+
+
+def _drawn(file: Path, cutouts: Sequence[Cutout]) -> Path:
+    """Draw objects over scores: each in orange, those around it in blue."""
+    columns = min(3, len(cutouts))
+    rows = -(-len(cutouts) // columns)
+    with picture(file, (3 * columns, 3.3 * rows), rows, columns, replace=True) as panels:
+        for panel, cutout in zip(panels.flat, cutouts, strict=False):
+            panel.imshow(cutout.scores, cmap="gray")
+            panel.imshow(cutout.around[..., None] * (0.2, 0.5, 1, 0.35))
+            panel.imshow(cutout.body[..., None] * (1, 0.5, 0, 0.5))
+            place = " ".join(map(str, cutout.low))
+            title = f"{cutout.number}: {cutout.voxels:,} voxels\nfrom z y x {place}"
+            panel.set_title(title, fontsize=8)
+    return file

@@ -36,7 +36,7 @@ from ..base import (
 )
 from ..cluster import own_job, requeue_job
 from ..training import run_in_step
-from . import VERBS, dashed, main, train
+from . import VERBS, dashed, main, parser_of, train
 
 KINDS = {
     "slurm": "ranks on the nodes of the job in which this runs, or another verb in it",
@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most restarts of a verb other than train (default: %(default)s)",
     )
-    add_command(kinds["slurm"])
+    about = "what each rank runs, with the flags of penstock train; or another verb"
+    add_command(kinds["slurm"], "-- train WORKLOAD ...", about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,31 +78,23 @@ def run(args: argparse.Namespace) -> int:
     verb = command[0] if command else None
     if verb in VERBS and verb != "train":
         return _in_job(command, args.max_requeues if args.requeue else 0)
-    words, config = training(args.command)
+    words, config = training(command)
     return run_in_step(words, config, os.environ, requeue=args.requeue)
 
 
-def add_command(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="-- train WORKLOAD ...",
-        help="what each rank runs, with the flags of penstock train; or another verb",
-    )
+def add_command(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar=metavar, help=help)
 
 
 def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
-    """The words after ``--`` and the training that they ask for.
+    """The words of a command, and the training that they ask for.
 
     Raises `UsageError` if ``penstock train`` would refuse the words.
     """
-    words = [dashed(word) for word in (command[1:] if command[:1] == ["--"] else command)]
+    words = [dashed(word) for word in command]
     if words[:1] != ["train"]:
         raise UsageError("put the command to run after the flags: -- train WORKLOAD ...")
-    parser = argparse.ArgumentParser(prog="penstock train", allow_abbrev=False)
-    train.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true")
-    args = parser.parse_args(words[1:])
+    args = parser_of(words).parse_args(words)
     if ":" not in args.workload and args.workload not in TRAIN_DEFAULTS:
         raise UsageError(
             f"there is no workload {args.workload!r}; there are {', '.join(TRAIN_DEFAULTS)}, and "

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
-from ..base import Overwriting, add_flags
+import numpy as np
 
-if TYPE_CHECKING:
-    from ..data import CoarseView, SampleMask
+from ..base import (
+    Overwriting,
+    UsageError,
+    add_flags,
+    check_outputs,
+    from_flags,
+)
+from ..data import CoarseView, SampleMask, coarse_view, mask_sink, sample_mask, write_mask
+from .drawing import figures_of, picture
+from .info import infer_line
 
 EXAMPLES = """
 penstock mask brain.ome.zarr mask.ome.zarr
@@ -48,19 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import UsageError, check_outputs, from_flags
-    from ..data import coarse_view, mask_sink, sample_mask, write_mask
-    from .drawing import figures_of
-    from .info import infer_line
-
     for flag in ("keep", "grow"):
         least = flag == "keep"
         if (said := getattr(args, flag)) is not None and said < least:
             raise UsageError(f"--{flag} {said}: at least {least:d}")
     replace = from_flags(Overwriting, args).overwrite
-    picture = Path(f"{PurePosixPath(args.out)}.png")
+    drawing = Path(f"{PurePosixPath(args.out)}.png")
     if "://" not in args.out:
-        check_outputs(("the picture", picture), replace=replace)
+        check_outputs(("the picture", drawing), replace=replace)
     chosen = {name: getattr(args, name) for name in ("level", "t", "c", "axes", "series")}
     view = coarse_view(args.path, **chosen)
     sink = mask_sink(args.out, view, overwrite=replace)
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"sample    {'above' if mask.brighter else 'below'} {mask.threshold:g}, {by}")
     print(f"share     {mask.inside.mean():.1%} of all voxels, {mask.kept} of {mask.parts} parts")
     if "://" not in args.out:
-        for file in figures_of(lambda: [_drawn(view, mask, picture, replace)]):
+        for file in figures_of(lambda: [_drawn(view, mask, drawing, replace)]):
             print(f"picture   {file}")
     print(f"infer     {infer_line(args, ('--mask', args.out))}")
     return 0
@@ -79,23 +81,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _drawn(view: CoarseView, mask: SampleMask, file: Path, replace: bool) -> Path:
     """Draw the outline over some planes of the view."""
-    import numpy as np
-
-    from ..base import require, writing_output
-
     depth, height, width = view.array.shape
     planes = sorted({(2 * n + 1) * depth // (2 * _PLANES) for n in range(_PLANES)})
     side = 4.0  # inches
-    figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(side * len(planes), side * height / width + 0.3), layout="constrained"
-    )
+    size = (side * len(planes), side * height / width + 0.3)
     low, high = np.nanpercentile(view.array, (1, 99.8))
-    for z, axis in zip(planes, np.ravel(figure.subplots(1, len(planes))), strict=True):
-        axis.imshow(view.array[z], cmap="gray", vmin=low, vmax=high)
-        if 0 < mask.inside[z].mean() < 1:  # else there is no outline
-            axis.contour(mask.inside[z], levels=[0.5], colors="orange", linewidths=1)
-        axis.set_title(f"z {z}: {mask.inside[z].mean():.0%} sample", fontsize=9)
-        axis.set_axis_off()
-    with writing_output(file, replace=replace) as draft:
-        figure.savefig(draft, format="png", dpi=150)
+    with picture(file, size, columns=len(planes), replace=replace) as panels:
+        for z, panel in zip(planes, panels.flat, strict=True):
+            panel.imshow(view.array[z], cmap="gray", vmin=low, vmax=high)
+            if 0 < mask.inside[z].mean() < 1:  # else there is no outline
+                panel.contour(mask.inside[z], levels=[0.5], colors="orange", linewidths=1)
+            panel.set_title(f"z {z}: {mask.inside[z].mean():.0%} sample", fontsize=9)
     return file

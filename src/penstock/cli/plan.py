@@ -6,8 +6,9 @@ import argparse
 import re
 
 from ..base import InferConfig, ScaleConfig, UsageError, add_flags, from_flags
+from ..inference import scale_lines
 from ..models import check_model_name
-from .infer import print_plan
+from .infer import show_plan
 
 EXAMPLES = r"""
 penstock plan --in-spec noisy.ome.zarr --out-spec denoised.ome.zarr \
@@ -29,11 +30,7 @@ def run(args: argparse.Namespace) -> int:
         flag = min(scale.model_fields_set).replace("_", "-")
         raise UsageError(f"--{flag} has no effect without --workers N or --cluster local:N")
     check_model_name(config.model_type, "--model-type")
-    from ..inference import plan_job, scale_lines
-
-    plan = plan_job(config)
-    print_plan(plan)
-    plan.refuse()
+    plan = show_plan(config)
     if config.workers is not None:
         for what, how_much in scale_lines(scale, plan):
             print(f"{what:<14} {how_much}")

@@ -53,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
         file = config.train_label_file if split == "train" else config.val_label_file
         folders, labels = scene_folders(config.data_root, split), read_labels(file)
         _check_apart(config.output_dir, folders)
-        work.append((split, name, file, _matched(folders, labels, file, config.partial), labels))
-    for _, name, _, folders, _ in work:
-        overwrite, replace = config.overwrite_preproc, config.overwrite
-        check_chips_output(config.output_dir / name, folders, overwrite, replace)
+        folders = _matched(folders, labels, file, config.partial)
+        check_chips_output(
+            config.output_dir / name, folders, config.overwrite_preproc, config.overwrite
+        )
+        work.append((split, name, file, folders, labels))
     with contextlib.ExitStack() as stack:
         cluster = None
         if config.cluster is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 
-from ..base import Overwriting, add_flags
+from ..base import Overwriting, add_flags, from_flags, usable_cores
 from .progress import counted_progress
 
 EXAMPLES = """
@@ -28,9 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import math
-
-    from ..base import from_flags, usable_cores
     from ..data import add_levels, add_windows, levels_to_add
 
     replace = from_flags(Overwriting, args).overwrite

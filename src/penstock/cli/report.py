@@ -5,15 +5,36 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..base import Overwriting, add_flags
-
-if TYPE_CHECKING:  # heavy imports wait until the verb runs
-    from ..instruments import Record
-    from ..reports import RecordPlace, Report
-    from ..scaling import TrainingRun
-
+from ..base import (
+    RESULTS,
+    Overwriting,
+    UsageError,
+    add_flags,
+    check_local,
+    check_outputs,
+    from_flags,
+)
+from ..instruments import Record, ledger_to_csv
+from ..reports import (
+    PAGE_SUFFIXES,
+    REPORT_SUFFIXES,
+    Catalogue,
+    RecordPlace,
+    Report,
+    check_report,
+    joined,
+    page_data,
+    places_of,
+    records_of,
+    report_of_records,
+    reports_of_places,
+    trainings_of,
+    write_report,
+)
+from ..scaling import TrainingRun, kept_below, read_runs, report_of_scaling, runs_of_others
+from .progress import say
 
 EXAMPLES = """
 penstock report denoised.ome.zarr --output report.html   # a run of infer
@@ -53,10 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import UsageError, check_local, check_outputs, from_flags
-    from ..instruments import ledger_to_csv
-    from ..reports import PAGE_SUFFIXES, REPORT_SUFFIXES, check_report, records_of
-
     for place in args.places:
         check_local(place, "RUN")
     overwrite = from_flags(Overwriting, args).overwrite
@@ -87,9 +104,6 @@ def run(args: argparse.Namespace) -> int:
 def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path], list[Path]]:
     """Sort paths into places of records, other files (logs, and what trackers kept), and folders
     that hold places and may hold other files, too."""
-    from ..base import UsageError
-    from ..reports import places_of
-
     places: list[RecordPlace] = []
     others, searched = [], []
     for path in paths:
@@ -113,8 +127,6 @@ def _kept(folders: Sequence[Path], places: Sequence[RecordPlace]) -> list[Traini
     ``places``."""
     if not folders:
         return []
-    from ..base import RESULTS
-    from ..scaling import kept_below, read_runs
 
     kept = [run for folder in folders for run in kept_below(folder, _say)]
     trainings = [place.path for place in places if (place.path / RESULTS).is_file()]
@@ -124,8 +136,6 @@ def _kept(folders: Sequence[Path], places: Sequence[RecordPlace]) -> list[Traini
 
 
 def _say(line: str) -> None:
-    from .progress import say
-
     say(f"penstock report: {line}")
 
 
@@ -139,16 +149,6 @@ def _write(
     overwrite: bool,
 ) -> list[Path]:
     """Write the report. If it is a folder and all records are ledgers, CSVs lie beside it."""
-    from ..reports import (
-        PAGE_SUFFIXES,
-        joined,
-        report_of_records,
-        reports_of_places,
-        trainings_of,
-        write_report,
-    )
-    from ..scaling import report_of_scaling
-
     source = " and ".join(path.name or str(path) for path in args.places)
     given = all(place.kind == "ledger" and place.path in args.places for place in places)
     ledgers = given and not others
@@ -168,19 +168,12 @@ def _write(
 
 def _runs(places: Sequence[Path]) -> dict[str, Any] | None:
     """The runs that a reader may compare; None if there is only one."""
-    from ..reports import Catalogue, page_data
-    from ..scaling import runs_of_others
-
     catalogue = Catalogue(places, runs_of_others)
     return page_data(catalogue) if len(catalogue.runs) > 1 else None
 
 
 def _scaling(paths: Sequence[Path]) -> Report:
     """The scaling study of several trainings, or of logs."""
-    from ..base import UsageError
-    from ..reports import places_of
-    from ..scaling import report_of_scaling
-
     try:
         return report_of_scaling(paths, "Scaling", _say)
     except UsageError:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ..base import (
     NotComparable,
-    Overwriting,
+    ScalingConfig,
     SimulateConfig,
     UsageError,
     add_flags,
+    check_belongs,
     check_folder,
     check_outputs,
     from_flags,
@@ -50,6 +51,10 @@ from .drawing import figures_of
 from .progress import say
 
 SIMULATE = "simulate"
+KNOBS = {
+    "penstock scaling": ScalingConfig.model_fields.keys(),
+    "penstock scaling simulate": SimulateConfig.model_fields.keys(),
+}
 INSIDE_LATENCY_S, BETWEEN_LATENCY_S = 3e-6, 10e-6
 """Seconds of a message within a node and between nodes, as NCCL takes them for a turn."""
 
@@ -73,20 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Comet or MLflow kept; a folder is searched for all but CSVs (logs: *.out, *.log, or "
         "those with .gz)",
     )
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="write scaling.md, CSVs and figures here"
-    )
-    parser.add_argument("--csv", action="store_true", help="print CSV in place of tables")
-    parser.add_argument(
-        "--metrics",
-        action="store_true",
-        help="print only the total time, best validation loss and GPU-Util of each file",
-    )
-    parser.add_argument("--machine", metavar="NAME", help="name of the machine (default: its GPU)")
-    parser.add_argument(
-        "--anyway", action="store_true", help="also compare runs with different settings or work"
-    )
-    add_flags(parser, Overwriting)
+    add_flags(parser, ScalingConfig)
     about = "predict steps of many devices from a RUN of one"
     add_flags(parser.add_argument_group(SIMULATE, about), SimulateConfig)
 
@@ -94,21 +86,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb. Returns exit code 0 with a study, 3 if no run is complete."""
     simulated = args.paths[0] == SIMULATE  # a folder of that name is ./simulate
-    _fitting(args, simulated)
+    kind = f"penstock scaling {SIMULATE}" if simulated else "penstock scaling"
+    check_belongs(vars(args), KNOBS, kind)
     paths = [Path(path) for path in (args.paths[1:] if simulated else args.paths)]
     if simulated:
         return _simulate(paths, args)
-
-    replace = from_flags(Overwriting, args).overwrite
-    _check_output(args.output, replace, paths)
+    config = from_flags(ScalingConfig, args)
+    _check_output(config.output, config.overwrite, paths)
     runs = read_runs(paths, _say)
-    if args.metrics:
+    if config.metrics:
         print(*in_text([metrics_table(runs)]), sep="\n")
         return 0
-    compared = _compared(runs, args)
+    compared = _compared(runs, config.anyway)
     devices = (one.device for one in runs if one.device not in (None, A_GPU) and not one.on_cpu)
-    machine = args.machine or next(devices, None) or "an unnamed machine"
-    if args.csv:
+    machine = config.machine or next(devices, None) or "an unnamed machine"
+    if config.csv:
         print(points_to_csv(compared, runs) if compared else runs_to_csv(runs), end="")
         for note in notes(runs, compared):
             _say(note.removeprefix("* "))
@@ -120,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
                 blocks.reverse()
             for block in (*blocks, results_table(study, machine)):
                 print("", *block, sep="\n")
-    if args.output is not None:
-        written = _write(args.output, runs, compared, machine, replace)
+    if config.output is not None:
+        written = _write(config.output, runs, compared, machine, config.overwrite)
         print(*(f"Written: {path}" for path in written), sep="\n", file=sys.stderr)
     if not compared:
         _say("no run is complete and has a training time, so nothing is compared")
@@ -129,25 +121,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(runs: list[TrainingRun], args: argparse.Namespace) -> list[Study]:
+def _compared(runs: list[TrainingRun], anyway: bool) -> list[Study]:
     try:
-        return studies(runs, args.anyway)
+        return studies(runs, anyway)
     except NotComparable as error:
         raise NotComparable(f"{error}, or --anyway") from None
-
-
-def _fitting(args: argparse.Namespace, simulated: bool) -> None:
-    """Refuse flags that would have no effect."""
-    given = [name for name in SimulateConfig.model_fields if hasattr(args, name)]
-    if given and not simulated:
-        flag = "--" + given[0].replace("_", "-")
-        raise UsageError(f"{flag} belongs to penstock scaling simulate")
-    foreign = [n for n in ("machine", "metrics", "anyway", "csv", "output") if getattr(args, n)]
-    if foreign and simulated:
-        raise UsageError(f"--{foreign[0]} does not belong to penstock scaling simulate")
-    if args.metrics and foreign != ["metrics"]:
-        other = next(name for name in foreign if name != "metrics")
-        raise UsageError(f"--metrics prints one table and no more; --{other} does not go with it")
 
 
 def _say(sentence: str) -> None:

@@ -41,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(ScoreConfig, args)
     read = (config.inference_file, config.label_file)
-    if config.output is not None and not config.output.parent.is_dir():
-        raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
     check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
 
     predicted = read_predictions(config.inference_file)

@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,8 @@ from ..cluster import (
     table_of,
     with_ranks,
 )
-from . import VERBS, dashed
-from .launch import training
+from . import VERBS, dashed, parser_of
+from .launch import add_command, training
 
 WORK = ("infer", "label", "preprocess", "predict", "bench", "suite", "train")
 """The verbs that a job may run."""
@@ -88,7 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--study", metavar="N,N,...", help="one training for each of these numbers of devices"
         )
         add_flags(kind, SlurmConfig, config_file=True)
-        add_command(kind)
+        about = f"what the job runs: {', '.join(WORK)} and their flags, or any program"
+        add_command(kind, "-- COMMAND ...", about)
     kinds["submit"].add_argument(
         "--dry-run", action="store_true", help="print the scripts and submit nothing"
     )
@@ -205,15 +205,6 @@ def _cancel(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_command(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="-- COMMAND ...",
-        help=f"what the job runs: {', '.join(WORK)} and their flags, or any program",
-    )
-
-
 def command_of(command: Sequence[str]) -> Command:
     """The command that the words after ``--`` ask for.
 
@@ -231,7 +222,11 @@ def command_of(command: Sequence[str]) -> Command:
     verb = words[0]
     if verb in WORK or (named and verb in VERBS):
         words = [dashed(word) for word in words]
-        return _training(words) if verb == "train" else _verb(words)
+        if verb != "train":
+            return _verb(words)
+        words, config = training(words)
+        out = str(config.output_dir) if "output_dir" in config.model_fields_set else None
+        return Command(tuple(words), output_dir=out)
     if named:
         raise UsageError(f"penstock has no verb {verb!r}; penstock --help lists them")
     if verb in VERBS:
@@ -244,19 +239,11 @@ def command_of(command: Sequence[str]) -> Command:
     return Command(tuple(words), "program")
 
 
-def _training(words: Sequence[str]) -> Command:
-    words, config = training(words)
-    out = str(config.output_dir) if "output_dir" in config.model_fields_set else None
-    return Command(tuple(words), output_dir=out)
-
-
 def _verb(words: Sequence[str]) -> Command:
     """A verb of one process, checked by its parser and its knobs."""
     verb = words[0]
-    parser = argparse.ArgumentParser(prog=f"penstock {verb}", allow_abbrev=False)
-    import_module(f"{__package__}.{verb}").add_arguments(parser)
-    parser.add_argument("--debug", action="store_true")
-    asked = [re.sub("^%a/", "1/", word) for word in words[1:]]
+    parser = parser_of(words)
+    asked = [re.sub("^%a/", "1/", word) for word in words]
     args = parser.parse_args(asked)
     config = from_flags(KNOBS[verb], args, getattr(args, "config", None)) if verb in KNOBS else None
     _, left = parser.parse_known_args([*asked, "--resume"])

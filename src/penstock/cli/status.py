@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import time
 
+from ..inference import RunLook, run_folder_of
+
 EVERY_S = 5.0
 """Seconds between two lines of --watch."""
 
@@ -26,8 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..inference import RunLook, run_folder_of
-
     look = RunLook(run_folder_of(args.run_of))
     while True:
         status = look.status()

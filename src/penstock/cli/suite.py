@@ -106,10 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             )
         else:
             add_flags(parser, SuiteConfig)
-            parser.add_argument(
-                "--config", type=Path, metavar="FILE.json", help="preset of suite benchmark"
-            )
-            parser.add_argument(
+        if kind == "benchmark":
+            which = parser.add_mutually_exclusive_group(required=True)
+            which.add_argument("--config", type=Path, metavar="FILE.json", help="a preset to run")
+            which.add_argument(
                 "--use-default-configs",
                 action="store_true",
                 help="run the presets laptop, gb200 and dgx-a100 that fit this machine",
@@ -136,22 +136,21 @@ def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
     """Fill missing folders of chips from ``--data-root``."""
     if args.data_root is None:
         return args
-
     given = {knob: getattr(args, knob, None) for knob in ROOTS}
     return argparse.Namespace(**{**vars(args), **roots_of(args.data_root, given)})
 
 
 def _benchmark(args: argparse.Namespace) -> int:
-    config = from_flags(SuiteConfig, args)
-
     asked = _presets(args)
-    config = with_roots(config, asked)
+    config = with_roots(from_flags(SuiteConfig, args), asked)
     check_suite_output(config)
     if config.cluster is not None and not config.anyway:
         _check_one_device(asked, all)
     out = config.output_dir
     old = Ledger(out / SUITE_LEDGER) if config.resume else None
-    with launcher_of(config, _inputs(config), _device(asked), old) as launcher:
+    inputs = [path for name in DATA_KNOBS if isinstance(path := getattr(config, name), Path)]
+    device = "cpu" if all(preset.device == "cpu" for preset in asked) else "auto"
+    with launcher_of(config, inputs, device, old) as launcher:
         case = suite_cases(asked[0], config)[0]
         checked = ask_worker("train", case, config.timeout, launcher)
         gpus = checked.facts["gpus"]
@@ -195,38 +194,16 @@ def _check_one_device(presets: Sequence[SuitePreset], which: Callable[..., bool]
         )
 
 
-def _device(presets: Iterable[SuitePreset]) -> str:
-    """``cpu`` if no preset can train on a GPU."""
-    return "cpu" if all(preset.device == "cpu" for preset in presets) else "auto"
-
-
-def _inputs(config: SuiteConfig) -> list[Path]:
-    return [path for name in DATA_KNOBS if isinstance(path := getattr(config, name), Path)]
-
-
 def _presets(args: argparse.Namespace) -> list[SuitePreset]:
     """The presets that the flags ask for."""
-    given = args.config is not None or args.use_default_configs
     if args.kind != "benchmark":
-        if given:
-            flag = "--config" if args.config is not None else "--use-default-configs"
-            raise UsageError(
-                f"{flag} belongs to suite benchmark; suite {args.kind} is a preset itself"
-            )
         return [named_preset(args.kind)]
-    if args.config is not None and args.use_default_configs:
-        raise UsageError("--config and --use-default-configs both say what to run; give one")
-    if args.config is not None:
-        preset = read_preset(args.config)
-        if not args.config.exists():
-            say(f"--config {args.config} is not here: this is Penstock's own {preset.name}")
-        return [preset]
     if args.use_default_configs:
         return [named_preset(name) for name in PRESET_DEFAULTS]
-    raise UsageError(
-        "suite benchmark needs --config FILE.json or --use-default-configs; the presets are "
-        "suite laptop, gb200, dgx-a100 and quick"
-    )
+    preset = read_preset(args.config)
+    if not args.config.exists():
+        say(f"--config {args.config} is not here: this is Penstock's own {preset.name}")
+    return [preset]
 
 
 def _fitted(

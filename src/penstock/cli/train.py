@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..base import (
     TRAIN_DEFAULTS,
     TRAIN_KNOBS,
-    Incomplete,
     TrainConfig,
-    UsageError,
     add_flags,
     build,
+    check_belongs,
     end_with_parent,
     format_bytes,
     format_seconds,
@@ -66,29 +65,14 @@ def run(args: argparse.Namespace) -> int:
     if args.workload == "pairs":
         check_model_name(config.model, "--model")
     end_with_parent(signal.SIGTERM)  # a rank saves at the end of its step
-    try:
-        return _train(args.workload, config)
-    except KeyboardInterrupt:
-        raise Incomplete(f"interrupted; {_again(config.output_dir)}") from None
-
-
-def _again(out: Path) -> str:
-    """Say how to continue after Ctrl-C, and from which checkpoint."""
-    last = out / "checkpoints" / "last.pt"
-    if last.is_file():
-        return f"run again with --resume to continue from {last}"
-    return f"{out} holds no checkpoint yet; run again with --resume to start from the beginning"
-
-
-def _train(workload: str, config: TrainConfig) -> int:
     from ..training import first_lines, last_lines, this_place, train_workload
 
     place = this_place(config)
     logged = not sys.stdout.isatty()
     if logged and place.rank == 0:
-        print(*first_lines(workload, config, place, os.environ), sep="\n", flush=True)
+        print(*first_lines(args.workload, config, place, os.environ), sep="\n", flush=True)
     with shown_progress() as progress:
-        results = train_workload(workload, config, progress=progress, say=say)
+        results = train_workload(args.workload, config, progress=progress, say=say)
     if results["rank"] == 0:
         summary = summary_lines(results, config.output_dir)
         print(*summary, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
@@ -99,15 +83,9 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
     """The workload's defaults, the settings of a YAML file and the flags; the later ones win."""
     flags = {key: value for key, value in vars(args).items() if key in TrainConfig.model_fields}
     settings = read_yaml(args.config) if args.config else {}
-    knobs = TRAIN_KNOBS.get(args.workload)
-    if knobs is not None:
-        given = {str(key).replace("-", "_") for key in (*settings, *flags)}
-        for name in sorted(given - knobs):
-            if holders := [other for other, knobs in TRAIN_KNOBS.items() if name in knobs]:
-                flag = "--" + name.replace("_", "-")
-                raise UsageError(
-                    f"{flag} belongs to {' and '.join(holders)}, not to {args.workload}"
-                )
+    if args.workload in TRAIN_KNOBS:
+        given = (str(key).replace("-", "_") for key in (*settings, *flags))
+        check_belongs(given, TRAIN_KNOBS, args.workload)
     return build(TrainConfig, TRAIN_DEFAULTS.get(args.workload, {}), settings, flags)
 
 
@@ -163,21 +141,14 @@ def epoch_line(now: TrainProgress) -> str:
 def shown_progress() -> Iterator[Callable[[TrainProgress], None]]:
     """Show a bar on a terminal, or a line for each validated epoch otherwise."""
     said: set[int] = set()
-
-    def is_new(now: TrainProgress) -> bool:
-        """Whether this is the first progress since a validation ended."""
-        if now.epoch in said or not now.validated:
-            return False
-        said.add(now.epoch)
-        return True
-
     after = "steps, loss {task.fields[loss]:.4f}"
     with drawn_bar("epoch {task.fields[epoch]}", after, epoch=0, loss=float("nan")) as bar:
 
         def move(now: TrainProgress) -> None:
             if bar is not None:
                 bar.update(completed=now.step, total=now.steps, epoch=now.epoch, loss=now.loss)
-            if is_new(now):
+            if now.validated and now.epoch not in said:
+                said.add(now.epoch)
                 (say if bar is None else bar.print)(epoch_line(now))
 
         yield move

@@ -1,43 +1,66 @@
 """``penstock tune``: settings that pay.
 
-``penstock tune loader DATA --step-time 0.2``: settings that keep the accelerator fed.
-
-memory -> queues that fit -> short launches that only read, by threads -> settings as YAML
+loader  settings that keep the accelerator fed:
+        memory -> queues that fit -> short launches that only read, by threads -> settings as YAML
+infer   the patch, batch, threads and block that pay:
+        the job as it is, other patches -> launches, by halves -> the best patch
+        that one, other batches, threads and blocks -> launches, by halves -> settings as YAML
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..base import (
-    LoaderConfig,
+    TuneInferConfig,
     TuneLoaderConfig,
     UsageError,
     add_flags,
     add_kinds,
-    build,
     check_outputs,
     format_bytes,
     format_seconds,
     from_flags,
     usable_cores,
 )
-from ..bench import case_namer, reading_alone, series_rules
-from ..instruments import Ledger, available_memory
+from ..bench import (
+    Launch,
+    ask_worker,
+    case_namer,
+    halved,
+    infer_case,
+    infer_case_name,
+    job_settings,
+    other_cases,
+    patch_cases,
+    reading_alone,
+    run_launch,
+    series_rules,
+)
+from ..instruments import Ledger, Record, available_memory
+from ..models import check_model_name
 from ..reports import (
     Goal,
     ReadAlone,
+    TriedSettings,
+    best_trial,
     flags_of,
+    prediction,
     readings_of,
     recommend_loader,
+    whole_seconds,
     write_settings_yaml,
 )
-from . import tune_infer
-from .bench_queue import outcome
-from .benchmarks import check_ledger, labelled, print_written, sweep
+from .bench import queue_outcome
+from .benchmarks import check_ledger, ended, labelled, print_written, sweep
+from .progress import say
 
 UTILISATION = 0.9
 """Share of the time that the accelerator must be computing: MLPerf Storage asks for 0.9 of most
@@ -46,10 +69,11 @@ QUEUES = (1, 2, 4, 8)
 """Queue sizes to choose from, if they fit into memory. Launches that only read use the largest that
 leaves enough batches to time."""
 
+_PATCHES_SHARE = 0.6
+"""Share of the time in which patches are tried, before other settings are."""
 
 EXAMPLES = """
-penstock tune loader data/ufs --step-time 4=0.2   # a step of 4 samples takes 0.2 s
-penstock tune loader data/ufs --step-time 0.2 --batch-size 4
+penstock tune loader data/ufs --step-time 0.2 --batch-size 8
 penstock tune infer noisy.ome.zarr denoised.ome.zarr --model denoise-tiny --output fast.yaml
 """
 
@@ -60,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "infer": "patch, batch, threads and block of an inference",
     }
     kinds = add_kinds(parser, about)
-    tune_infer.add_arguments(kinds["infer"])
+    add_flags(kinds["infer"], TuneInferConfig, config_file=True)
     loader = kinds["loader"]
     loader.add_argument("data", metavar="DATA", help="a packed data set, or an array")
     add_flags(loader, TuneLoaderConfig, config_file=True)
@@ -69,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb. Returns exit code 0 with settings, 1 if none keep the accelerator fed."""
     if args.kind == "infer":
-        return tune_infer.run(args)
+        return _infer(from_flags(TuneInferConfig, args, args.config))
     config = from_flags(TuneLoaderConfig, args, args.config)
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
@@ -77,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
     labelled(ledger, config, f"tune-loader-{Path(args.data).stem}")
     read = [Path(args.data), ledger.path]
     check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
-    goal = Goal(config.step_time[1], config.batch, UTILISATION)
-    fit = fitting(args.data, config, max(threads_of(config)))
+    goal = Goal(config.step_time, config.batch_size, UTILISATION)
+    size, held = fitting(args.data, config, max(threads_of(config)))
     print(f"Batches of {goal.batch}, steps of {format_seconds(goal.step_s)}:")
-    reads = _readings(args.data, config, max(fit.memory), ledger)
-    advice = recommend_loader(reads, goal, list(fit.memory), fit.batch_bytes)
+    reads = _readings(args.data, config, max(held), ledger)
+    advice = recommend_loader(reads, goal, list(held), size)
     settings = advice.settings
     if settings is None:
         threads = min(reads, key=lambda reading: reading.interval.value).workers
@@ -94,8 +118,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if config.missing != "error":  # the default of a loader
         settings = {**settings, "missing": config.missing}
-    build(LoaderConfig, settings)  # check that a loader takes these settings
-    memory = format_bytes(fit.memory[settings["queue"]])
+    memory = format_bytes(held[settings["queue"]])
     sentences = (*advice.sentences, f"In all the loader takes {memory} of memory.")
     write_settings_yaml("--output", settings, sentences, config.output, config.overwrite)
     flags = flags_of(settings, goal.step_s, args.data)
@@ -113,7 +136,7 @@ def _readings(data: str, config: TuneLoaderConfig, deepest: int, ledger: Ledger)
             data,
             workers=workers,
             queue=queue,
-            batch=config.batch,
+            batch=config.batch_size,
             iterations=iterations,
             shuffle=config.shuffle,
             seed=config.seed,
@@ -123,15 +146,9 @@ def _readings(data: str, config: TuneLoaderConfig, deepest: int, ledger: Ledger)
         for workers in threads_of(config)
     ]
     records = sweep(
-        "queue",
-        cases,
-        config,
-        ledger,
-        rules=series_rules(iterations),
-        name=case_namer(cases, "workers"),
-        outcome=outcome,
-        launches=config.launches,
-    )
+        "queue", cases, config, ledger, rules=series_rules(iterations),
+        name=case_namer(cases, "workers"), outcome=queue_outcome, launches=config.launches,
+    )  # fmt: skip
     if not (reads := readings_of(records)):
         failure = next((record.error for record in records if record.error is not None), None)
         raise UsageError(f"{data}: {failure.message if failure else 'nothing was measured'}")
@@ -149,20 +166,12 @@ def threads_of(config: TuneLoaderConfig) -> list[int]:
     return [*(count for count in powers if count < most), most]
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The queues that fit into memory."""
-
-    batch_bytes: int
-    memory: dict[int, int]
-    """Total bytes of memory that a loader takes, by queue size."""
-
-
-def fitting(data: str, config: TuneLoaderConfig, threads: int) -> Fit:
-    """The queues that fit. Raises `UsageError` if none does, or if the data has fewer samples."""
+def fitting(data: str, config: TuneLoaderConfig, threads: int) -> tuple[int, dict[int, int]]:
+    """The bytes of a batch, and by size of the queues that fit into memory the bytes of a loader.
+    Raises `UsageError` if none does, or if the data has fewer samples."""
     from ..loading import Loader
 
-    batch, memory = config.batch, config.max_memory or available_memory() // 2
+    batch, memory = config.batch_size, config.max_memory or available_memory() // 2
     with Loader(
         data, batch_size=batch, workers=threads, shuffle=config.shuffle, patch=config.patch
     ) as loader:
@@ -179,4 +188,77 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> Fit:
             f"--max-memory {format_bytes(memory)} holds no two batches of {batch} samples, "
             f"{format_bytes(size)} each, and what reading them takes: give a smaller --batch-size"
         )
-    return Fit(size, fits)
+    return size, fits
+
+
+def _infer(config: TuneInferConfig) -> int:
+    """Returns exit code 0; the settings may be those of the job as it is."""
+    check_model_name(config.model_type, "--model-type")
+    case = infer_case(config)
+    ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
+    check_ledger(ledger)
+    labelled(ledger, config, "tune-infer")
+    check_outputs(("--output", config.output), replace=config.overwrite, inputs=[ledger.path])
+    began = time.monotonic()
+    facts = ask_worker("infer", case, config.timeout).facts
+    race = partial(_race, config=config, ledger=ledger)
+    share = _PATCHES_SHARE * config.most_seconds
+    best = race([case, *patch_cases(case, facts)], until=began + share)
+    others = other_cases(best.case, best.records[0].facts)
+    if others:
+        best = race([best.case, *others], until=began + config.most_seconds)
+    sentence = prediction(best)
+    settings = job_settings(config) | best.case["settings"]
+    places = {name: settings.pop(name) for name in ("in_spec", "out_spec")}
+    write_settings_yaml("--output", settings, (sentence,), config.output, config.overwrite)
+    print("", f"{sentence}.", "", "To run it:", sep="\n")
+    print(f"  {_command(places, config.output)}")
+    print_written([config.output, ledger.path])
+    return 0
+
+
+def _race(
+    cases: Sequence[Mapping[str, Any]], config: TuneInferConfig, ledger: Ledger, until: float
+) -> TriedSettings:
+    """Launch cases until one has won, and print what each took. Returns the winner."""
+    longest = 0.0
+
+    def measure(case: Mapping[str, Any], number: int) -> Record:
+        nonlocal longest
+        began = time.monotonic()
+        launch = Launch("infer", case, config.timeout, number, rules=series_rules(2))
+        record = run_launch(launch)
+        longest = max(longest, time.monotonic() - began)
+        say(f"{infer_case_name(case)}, launch {number}: {ended(record, _outcome)}")
+        return ledger.append(record)
+
+    def is_over() -> bool:
+        return longest > 0 and time.monotonic() + longest > until
+
+    records = halved(cases, measure, _cost, is_over, config.seed)
+    trials = [
+        TriedSettings(infer_case_name(case), case, ran)
+        for case, ran in zip(cases, records, strict=True)
+    ]
+    if not trials[0].launches:
+        error = records[0][0].error
+        raise UsageError(error.message if error else "the job as it is was not measured")
+    best, sentences = best_trial(trials)
+    print("", *sentences, sep="\n")
+    return best
+
+
+def _cost(record: Record) -> float:
+    return float(whole_seconds(record).mean())
+
+
+def _outcome(record: Record) -> str:
+    return f"the whole would take {format_seconds(_cost(record))}"
+
+
+def _command(places: Mapping[str, Any], settings: Path) -> str:
+    """The command that runs the job with the settings."""
+    specs = [places["in_spec"], *places["out_spec"]]
+    source, *sinks = (json.dumps(spec) if isinstance(spec, dict) else str(spec) for spec in specs)
+    words = ["--in-spec", source, "--out-spec", *sinks, "--config", str(settings)]
+    return shlex.join(["penstock", "infer", *words])

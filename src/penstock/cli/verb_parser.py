@@ -106,9 +106,6 @@ class _HelpAll(argparse.Action):
 
 def examples_of(prog: str) -> list[str]:
     """The examples of a verb such as ``penstock bench``, or of a kind such as ``bench model``."""
-    commands = re.split(r"\n(?! )", _module(prog).EXAMPLES.strip("\n"))
+    verb: Any = import_module(f"{__package__}.{prog.split()[1]}")
+    commands = re.split(r"\n(?! )", verb.EXAMPLES.strip("\n"))
     return [command for command in commands if f"{command} ".startswith(f"{prog} ")]
-
-
-def _module(prog: str) -> Any:
-    return import_module(f"{__package__}.{prog.split()[1]}")

@@ -71,11 +71,8 @@ def run(args: argparse.Namespace) -> int:
 def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, Proof]:
     """Verify an output, and print what is wrong with it; also recompute blocks if that is asked
     for."""
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     if isinstance(config.run_dir, Path):
         check_local(config.run_dir, "--run-dir")
-    check_outputs(("--json", args.json), replace=config.overwrite)
     one_heap()
     from ..inference import open_run, verify_run
 
@@ -83,8 +80,13 @@ def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, P
     check_outputs(("--json", args.json), replace=config.overwrite, inputs=[Path(run.folder.place)])
     with counted_progress(run.num_blocks, "blocks", "verifying") as progress:
         proof = verify_run(run, config.readers, config.retry_for, progress)
-    done = _recompute(run, proof, config) if config.recompute is not None else None
-    if done is not None:
+    done = None
+    if config.recompute is not None:
+        from ..inference import recompute_blocks, sample
+
+        keys = sample(run, proof, config.recompute, config.seed)
+        with counted_progress(len(keys), "blocks", "computing") as progress:
+            done = recompute_blocks(run, proof, keys, config, progress)
         proof.findings += done.findings
     if args.json is not None:
         text = json.dumps(_as_dict(run, proof, done), indent=1) + "\n"
@@ -113,14 +115,6 @@ def check_levels(run: RunFolder, threads: int) -> int:
     return code
 
 
-def _recompute(run: RunFolder, proof: Proof, config: VerifyConfig) -> Recomputed:
-    from ..inference import recompute_blocks, sample
-
-    keys = sample(run, proof, config.recompute or 0, config.seed)
-    with counted_progress(len(keys), "blocks", "computing") as progress:
-        return recompute_blocks(run, proof, keys, config, progress)
-
-
 def exit_code(proof: Proof) -> int:
     """1 for damaged or different blocks, 3 for missing ones."""
     if proof.of_kind("damaged") or proof.of_kind("different"):
@@ -140,23 +134,19 @@ def _lines(
     if run.cut:
         yield f"Cut: {run.cut}"
     if done is not None:
-        yield _recomputed(done, config.seed)
+        differ = len({finding.key for finding in done.findings})
+        yield (
+            f"Computed anew: {done.sampled:,} of {done.population:,} blocks (--seed "
+            f"{config.seed}): {done.equal:,} have the same bits"
+            + f"; {differ:,} differ"
+            * bool(differ)
+        )
     for kind in KINDS:
         word, findings = kind.capitalize(), proof.of_kind(kind)
         for finding in findings[:SHOWN]:
             yield f"{word}: {run.named(finding.key)} of {finding.output} {finding.what}"
         if len(findings) > SHOWN:
             yield f"{word}: {len(findings) - SHOWN:,} more; --json FILE lists all"
-
-
-def _recomputed(done: Recomputed, seed: int) -> str:
-    words = [f"{done.equal:,} have the same bits"]
-    if done.findings:
-        words.append(f"{len({finding.key for finding in done.findings}):,} differ")
-    return (
-        f"Computed anew: {done.sampled:,} of {done.population:,} blocks (--seed {seed}): "
-        f"{'; '.join(words)}"
-    )
 
 
 def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str, Any]:
@@ -175,9 +165,7 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
             "of": done.population,
             "equal": done.equal,
         }
-    for kind in KINDS:
-        table[kind] = [_finding(run, finding) for finding in proof.of_kind(kind)]
-    return table
+    return table | {kind: [_finding(run, each) for each in proof.of_kind(kind)] for kind in KINDS}
 
 
 def _finding(run: RunFolder, finding: Finding) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..base import (
     Overwriting,
     UsageError,
@@ -17,8 +19,11 @@ from ..base import (
     check_outputs,
     from_flags,
     require,
-    writing_output,
 )
+from ..data import Box, Grid, open_source
+from ..reports import serve_stores
+from .drawing import picture
+from .info import levels_below
 
 EXAMPLES = """
 penstock view noisy.ome.zarr
@@ -69,27 +74,20 @@ def run(args: argparse.Namespace) -> int:
     longest = max(columns, key=len)
     heights = [plane.shape[0] * aspect / plane.shape[1] for _, plane, _, aspect in longest]
     heights = [min(max(height, 0.2), 2.0) for height in heights]
-    figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(_INCHES * len(columns), _INCHES * (sum(heights) + 0.1 * rows)),
-        layout="constrained",
-    )
-    axes = figure.subplots(rows, len(columns), squeeze=False, height_ratios=heights)
-    for column, planes in enumerate(columns):
-        for row in range(rows):
-            axes[row, column].set_axis_off()
-        for row, (title, plane, window, aspect) in enumerate(planes):
-            low, high = window
-            axes[row, column].imshow(plane, cmap="gray", vmin=low, vmax=high, aspect=aspect)
-            axes[row, column].set_title(title, fontsize=9)
-    with writing_output(args.out, replace=replace) as draft:
-        figure.savefig(draft, format="png")
+    size = (_INCHES * len(columns), _INCHES * (sum(heights) + 0.1 * rows))
+    with picture(
+        args.out, size, rows, len(columns), replace=replace, height_ratios=heights
+    ) as panels:
+        for column, planes in enumerate(columns):
+            for row, (title, plane, (low, high), aspect) in enumerate(planes):
+                panel = panels[row, column]
+                panel.imshow(plane, cmap="gray", vmin=low, vmax=high, aspect=aspect)
+                panel.set_title(title, fontsize=9)
     print(args.out)
     return 0
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from ..reports import serve_stores
-
     for path in args.paths:
         if not Path(path).is_dir():
             raise UsageError(f"PATH {path}: --serve takes Zarr stores of this machine: folders")
@@ -103,8 +101,6 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any, float]]:
     """The middle planes of an array: title, pixels, black and white, height of a pixel by width."""
-    import numpy as np
-
     source, level = _coarse(path, args.series)
     place = [side // 2 for side in source.domain.shape]
     for axis, flag in ((0, "t"), (1, "c")):
@@ -144,8 +140,6 @@ def _shows_labels(path: str, source: Any) -> bool:
 
 def _in_colors(labels: Any) -> Any:
     """Labels as red, green and blue: 0 is black, and numbers near each other look apart."""
-    import numpy as np
-
     hsv_to_rgb = require("matplotlib.colors", "plot").hsv_to_rgb
     hues, pale = labels * _GOLDEN % 1, labels * _GOLDEN**2 % 1
     return hsv_to_rgb(np.stack([hues, 0.5 + 0.5 * pale, np.where(labels == 0, 0.0, 1.0)], axis=-1))
@@ -153,17 +147,12 @@ def _in_colors(labels: Any) -> Any:
 
 def _coarse(path: str, series: int | None) -> tuple[Any, int]:
     """The coarsest level that has as many pixels as a picture, and its number."""
-    from ..data import open_source
-
     first, number = open_source(path, series=series, name="PATH"), 0
-    while True:
-        try:
-            below = open_source(path, level=number + 1, series=series, name="PATH")
-        except UsageError:  # there are no further ones
-            return first, number
+    for level, below in levels_below(path, series=series):
         if max(below.domain.shape[2:]) < _SIDE:
-            return first, number
-        first, number = below, number + 1
+            break
+        first, number = below, level
+    return first, number
 
 
 def _plane(
@@ -171,10 +160,6 @@ def _plane(
 ) -> tuple[Any, tuple[int, int]]:
     """The pixels of a plane, of which some are left out so that they fit, and the steps along it.
     Several channels are its last axis. Rows of chunks are read one after another."""
-    import numpy as np
-
-    from ..data import Box, Grid
-
     start, shape = list(place), [1, channels, 1, 1, 1]
     kept = [each for each in (2, 3, 4) if each != axis]
     for each in kept:

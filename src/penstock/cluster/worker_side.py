@@ -15,7 +15,7 @@ WORKER_SETTINGS: Mapping[str, Any] = {
 """Settings of Dask in workers that Penstock starts. By default, Dask profiles each thread 100 times
 a second, and checks 50 times a second whether its event loop is late."""
 WORKER_ENVIRONMENT = {
-    # OpenMP's threads sleep while they wait, as in a job of one process; see `cli.quiet_openmp`.
+    # Threads of OpenMP sleep while they wait, as in a job of one process: `cli.set_up_libraries`.
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "3000",
     # Dask's threads would have separate heaps, in which a forward takes a quarter longer.

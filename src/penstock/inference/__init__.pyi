@@ -1,8 +1,8 @@
 from .objects.decoders import check_decoder as check_decoder
-from .objects.doubtful_objects import Cutout as Cutout
-from .objects.doubtful_objects import PlaneEnds as PlaneEnds
 from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
+from .objects.object_table import Cutout as Cutout
+from .objects.object_table import PlaneEnds as PlaneEnds
 from .opening.heads import Clipped as Clipped
 from .opening.job import Job as Job
 from .opening.plans import plan_inference as plan_inference

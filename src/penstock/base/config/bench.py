@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .data import LoaderConfig
 from .infer import InferConfig
 from .knobs import (
     TRUST_MODEL,
     Bytes,
+    Fraction,
     Natural,
     Overwriting,
     Positive,
@@ -28,25 +25,36 @@ from .run_labels import Labels
 from .sharing import OnWorkers
 
 
-def _of_loader(name: str) -> Any:
-    """A knob of `LoaderConfig`, with its default and its help."""
-    return copy(LoaderConfig.model_fields[name])
-
-
 class RecordKnobs(Overwriting, Labels):
     """The place where launches are recorded, and the most time that one may take."""
 
-    groups: ClassVar = {
-        "launches": "ledger timeout seed",
-    }
-
     ledger: Path | None = flag(
-        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+        None,
+        help="folder of the raw records (default: OUTPUT with the suffix .ledger)",
+        group="launches",
     )
     timeout: Annotated[float, Field(gt=0)] = flag(
-        600.0, help="most seconds of a launch in all", unit="seconds"
+        600.0, help="most seconds of a launch in all", unit="seconds", group="launches"
     )
-    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples", group="launches")
+
+
+class CompareConfig(Overwriting):
+    """The knobs of ``penstock compare``."""
+
+    fail_if_slower: Fraction | None = flag(
+        None,
+        help="a gate: the change that matters, 5% or 0.05 (default: the noise within the "
+        "launches, by A/A); exit code 3 if it stays uncertain",
+    )
+    metric: str | None = flag(
+        None,
+        help="time to compare: step, device, or a phase such as forward or read (default: step; "
+        "for trainings sample, the seconds of a step over its samples)",
+    )
+    anyway: bool = flag(False, help="also compare different machines, work or models")
+    markdown: Path | None = flag(None, help="also write a summary for a pull request")
+    html: Path | None = flag(None, help="also write a page that compares the runs")
 
 
 class SweepKnobs(RecordKnobs, OnWorkers):
@@ -61,12 +69,6 @@ class SweepKnobs(RecordKnobs, OnWorkers):
 class BenchModelConfig(SweepKnobs):
     """The knobs of ``penstock bench model``. Tuples are axes of the sweep."""
 
-    groups: ClassVar = {
-        "launches": "launch_seconds precision",
-        "the network": "weights trust_model channels channels_last tf32 checkpointing halo threads",
-        "limits": "budget",
-    }
-
     tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         ("256", "384"), help="tile sizes, each a number or ZxYxX"
     )
@@ -80,42 +82,58 @@ class BenchModelConfig(SweepKnobs):
     model: Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         ("prithvi-refiner-tiny",), help="models by name, module:function or file.py:function"
     )
-    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
-    trust_model: bool = flag(False, help=TRUST_MODEL)
+    weights: Path | None = flag(
+        None, help="state dict: safetensors, or a torch file of tensors", group="the network"
+    )
+    trust_model: bool = flag(False, help=TRUST_MODEL, group="the network")
     channels: Annotated[tuple[Positive, ...], BeforeValidator(many)] | None = flag(
-        None, help="input channels (default: what the model's first layer takes)"
+        None,
+        help="input channels (default: what the model's first layer takes)",
+        group="the network",
     )
     dtype: Annotated[
         tuple[Literal["float32", "bfloat16", "float16"], ...], BeforeValidator(many)
     ] = flag(("float32",), help="dtype of weights and input")
     amp: Switches = flag((False,), help="autocast: fp16 on CUDA, bf16 elsewhere; off on: both")
     compile: Switches = flag((False,), help="torch.compile; off on: both")
-    channels_last: Switches = flag((False,), help="channels-last layout; off on: both")
-    tf32: Switches = flag((False,), help="let CUDA use TF32 in float32 arithmetic; off on: both")
+    channels_last: Switches = flag(
+        (False,), help="channels-last layout; off on: both", group="the network"
+    )
+    tf32: Switches = flag(
+        (False,), help="let CUDA use TF32 in float32 arithmetic; off on: both", group="the network"
+    )
     checkpointing: Switches = flag(
-        (False,), help="recompute activations in the backward pass; off on: both"
+        (False,),
+        help="recompute activations in the backward pass; off on: both",
+        group="the network",
     )
     halo: Annotated[tuple[Natural, ...], BeforeValidator(many)] = flag(
         (0,),
         help="pixels on each side of a tile that are cropped away: not useful work",
         unit="pixels",
+        group="the network",
     )
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
+    threads: Positive | None = flag(
+        None, help="threads of torch on the CPU (default: torch's own)", group="the network"
+    )
 
     launch_seconds: Annotated[float, Field(gt=0)] = flag(
-        5.0, help="most seconds of samples in a launch", unit="seconds"
+        5.0, help="most seconds of samples in a launch", unit="seconds", group="launches"
     )
     precision: Annotated[float, Field(gt=0, lt=1)] = flag(
         0.01,
         help="end a launch once half the width of the median's 95 % interval is this share of it",
         unit="share",
+        group="launches",
     )
 
     find_limit: bool = flag(
         False, help="find the largest batch of each tile that fits, to a hundredth"
     )
     budget: Annotated[Bytes, Field(ge=1)] | None = flag(
-        None, help="most memory of a launch, such as 16GiB (default: all that there is)"
+        None,
+        help="most memory of a launch, such as 16GiB (default: all that there is)",
+        group="limits",
     )
     recommend: Path | None = flag(
         None,
@@ -133,6 +151,7 @@ PatchShape = Annotated[
 def patch_flag() -> Any:
     return flag(
         None,
+        group="reading",
         help="cut samples into patches of this shape along the last axes. With a number for each "
         "axis of the array, the whole array, such as a volume, is one sample; --shuffle global "
         "then takes its patches in any order",
@@ -141,10 +160,6 @@ def patch_flag() -> Any:
 
 class BenchLoaderConfig(SweepKnobs):
     """The knobs of ``penstock bench loader``. Tuples are axes of the sweep."""
-
-    groups: ClassVar = {
-        "reading": "patch window cache batches warmup ladder",
-    }
 
     threads: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         (1, 2, 4), help="threads of a loader, or its worker processes"
@@ -168,21 +183,25 @@ class BenchLoaderConfig(SweepKnobs):
         "sample", help="order of the samples, the same for every loader"
     )
     patch: PatchShape = patch_flag()
-    window: Positive = flag(16, help="chunks in a window of the block shuffle")
+    window: Positive = flag(16, help="chunks in a window of the block shuffle", group="reading")
     cache: Literal["warm", "cold", "as-is"] = flag(
         "warm",
         help="files in the page cache before the first batch: all (warm), none (cold: each launch "
         "drops them), or as they are; what was there is measured and shown",
+        group="reading",
     )
-    batches: Positive = flag(10, help="batches of a launch that are timed")
+    batches: Positive = flag(10, help="batches of a launch that are timed", group="reading")
     warmup: Positive = flag(
         4,
         help="batches between the first, which is reported apart, and those that are timed: enough "
         "for a loader to have used all of its memory once. A loader that reads further ahead than "
         "this warms up for as many batches as it reads ahead",
+        group="reading",
     )
     ladder: bool = flag(
-        True, help="also measure the ladder of ceilings: how fast each part of the loader could be"
+        True,
+        help="also measure the ladder of ceilings: how fast each part of the loader could be",
+        group="reading",
     )
 
     output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
@@ -190,10 +209,6 @@ class BenchLoaderConfig(SweepKnobs):
 
 class BenchQueueConfig(SweepKnobs):
     """The knobs of ``penstock bench queue``. Tuples are axes of the sweep."""
-
-    groups: ClassVar = {
-        "reading": "missing shuffle",
-    }
 
     workers: Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         (0, 1, 2, 4), help="threads that read and decode; 0: the thread that computes reads"
@@ -208,42 +223,28 @@ class BenchQueueConfig(SweepKnobs):
     compute_time: Annotated[float, Field(gt=0)] = flag(
         1.0, help="seconds of a step, which sleeps", unit="seconds"
     )
-    shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+    shuffle: Literal["none", "sample", "global"] = flag(
+        "sample", help="order of the samples", group="reading"
+    )
 
-    missing: Literal["error", "fill"] = _of_loader("missing")
+    missing: Literal["error", "fill"] = flag(
+        "error",
+        group="reading",
+        help="what an absent chunk is: an error, or the store's fill value",
+    )
     output: Path = flag(Path("logs/queue_bench.csv"), help="CSV to which results are appended")
     effort: Literal["quick", "standard", "rigorous"] = flag(
         "quick", help="1, 5 or 10 launches of each case; one launch is never compared"
     )
 
 
-def _step_time(value: object) -> object:
-    """Batch and seconds: ``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05), as is 4: 0.05 in YAML."""
-    entries = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else many(value)
-    assert isinstance(entries, list | tuple)
-    if len(entries) != 1:
-        raise ValueError("give one time, as SECONDS or as BATCH=SECONDS")
-    batch, _, seconds = str(entries[0]).rpartition("=")
-    try:
-        time = (int(batch) if batch else None, float(seconds))
-    except ValueError:
-        raise ValueError(f"{entries[0]} is neither SECONDS nor BATCH=SECONDS") from None
-    if not 0 < time[1] < math.inf or time[0] == 0:
-        raise ValueError(f"{entries[0]} must be above 0 and finite")
-    return time
-
-
 class TuneLoaderConfig(RecordKnobs):
     """The knobs of ``penstock tune loader``."""
 
-    groups: ClassVar = {
-        "reading": "patch missing shuffle",
-    }
-
-    step_time: Annotated[tuple[Positive | None, float], BeforeValidator(_step_time)] = flag(
-        help="SECONDS of a step on the accelerator with --batch-size, or BATCH=SECONDS: 4=0.05"
+    step_time: Annotated[float, Field(gt=0, allow_inf_nan=False)] = flag(
+        help="SECONDS of a step on the accelerator, with --batch-size samples", unit="seconds"
     )
-    batch_size: Positive = flag(4, help="samples of a batch, if --step-time does not say it")
+    batch_size: Positive = flag(4, help="samples of a batch")
     threads_up_to: Positive | None = flag(
         None, help="most threads to try (default: the cores that this process may use)"
     )
@@ -252,26 +253,25 @@ class TuneLoaderConfig(RecordKnobs):
     )
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
     launches: Positive = flag(3, help="launches with each number of threads")
-    shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+    shuffle: Literal["none", "sample", "global"] = flag(
+        "sample", help="order of the samples", group="reading"
+    )
     patch: PatchShape = patch_flag()
-    missing: Literal["error", "fill"] = _of_loader("missing")
+    missing: Literal["error", "fill"] = flag(
+        "error",
+        group="reading",
+        help="what an absent chunk is: an error, or the store's fill value",
+    )
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
-
-    @property
-    def batch(self) -> int:
-        """Samples of a batch."""
-        return self.step_time[0] or self.batch_size
 
 
 class TuneInferConfig(InferConfig, RecordKnobs):
     """The knobs of ``penstock tune infer``: those of the job, and how it is tuned."""
 
-    groups: ClassVar = {
-        "tuning": "output most_seconds launch_seconds",
-    }
-
-    output: Path = flag(Path("logs/infer.yaml"), help="YAML file for the settings")
-    most_seconds: Seconds = flag(180.0, help="about how long to measure (default: 3min)")
+    output: Path = flag(Path("logs/infer.yaml"), help="YAML file for the settings", group="tuning")
+    most_seconds: Seconds = flag(
+        180.0, help="about how long to measure (default: 3min)", group="tuning"
+    )
     launch_seconds: Annotated[float, Field(gt=0)] = flag(
-        3.0, help="about how long each run of a launch takes", unit="seconds"
+        3.0, help="about how long each run of a launch takes", unit="seconds", group="tuning"
     )

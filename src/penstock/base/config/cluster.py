@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..secrets import has_login, names_key
-from .knobs import Bytes, Knobs, Natural, Positive, flag, listed, many
+from .knobs import Bytes, Knobs, Natural, Overwriting, Positive, flag, listed, many
 
 
 def _said(kind: str, pattern: str) -> BeforeValidator:
@@ -174,13 +175,6 @@ def _seconds(time: str) -> int:
 class SlurmConfig(Knobs):
     """The resources of a job, by sbatch's names for them."""
 
-    groups: ClassVar = {
-        "queue": "qos constraint exclusive dependency",
-        "restarts": "requeue max_requeues signal",
-        "environment of the job": "modules venv env",
-        "logs": "folder output error",
-    }
-
     job_name: _Line = flag("penstock", help="name of the job; a study appends the devices")
     nodes: Positive = flag(1, help="nodes")
     ntasks_per_node: Positive | None = flag(
@@ -192,49 +186,64 @@ class SlurmConfig(Knobs):
     time: _Time | None = flag(None, help="most time: 30 (minutes), 12:00:00 or 1-12:00:00")
     partition: _Name | None = flag(None, help="partition")
     account: _Name | None = flag(None, help="account")
-    qos: _Name | None = flag(None, help="quality of service")
-    constraint: _Features | None = flag(None, help="features that the nodes must have")
-    exclusive: bool = flag(False, help="share nodes with no other job")
+    qos: _Name | None = flag(None, help="quality of service", group="queue")
+    constraint: _Features | None = flag(
+        None, help="features that the nodes must have", group="queue"
+    )
+    exclusive: bool = flag(False, help="share nodes with no other job", group="queue")
     array: _Array | None = flag(
         None,
         help="submit the job so many times: 64, 0-7, 1,4,8, or 64%4, at most 4 at a time; "
         "infer is cut into so many parts",
     )
     dependency: _After | None = flag(
-        None, help="begin after other jobs: afterok:123, afterany:123:124, singleton"
+        None, help="begin after other jobs: afterok:123, afterany:123:124, singleton", group="queue"
     )
     requeue: bool = flag(
         True,
         help="begin again after a preemption or a lost node, and go on; also go back into the "
         "queue before the time is up (default: only for commands of Penstock)",
+        group="restarts",
     )
     max_requeues: Natural = flag(
         10,
         help="restarts after which a verb other than train no longer goes back into the queue by "
         "itself",
+        group="restarts",
     )
     signal: Natural = flag(
         120,
         help="seconds before its end at which the job gets the signal to save; 0: no signal "
         "(default: 120; 0 for a command that is not Penstock's)",
         unit="seconds",
+        group="restarts",
     )
     modules: Annotated[tuple[_Module, ...], BeforeValidator(many)] = flag(
-        (), help="environment modules to load after a purge (default: none)"
+        (),
+        help="environment modules to load after a purge (default: none)",
+        group="environment of the job",
     )
-    venv: _OnePath | None = flag(None, help="virtual environment to activate")
+    venv: _OnePath | None = flag(
+        None, help="virtual environment to activate", group="environment of the job"
+    )
     env: Annotated[tuple[_Variable, ...], BeforeValidator(_settings)] = flag(
         (),
         help="variables to set, NAME=VALUE; a second --env adds to the first (default: none beside "
         "those of the shell)",
+        group="environment of the job",
     )
-    folder: _Folder = flag("outputs", help="folder of logs, runs and the list of jobs")
+    folder: _Folder = flag(
+        "outputs", help="folder of logs, runs and the list of jobs", group="logs"
+    )
     output: _OnePath | None = flag(
         None,
         help="file of the job's output (default: FOLDER/slurm-%j.out, for an array "
         "FOLDER/slurm-%A_%a.out)",
+        group="logs",
     )
-    error: _OnePath | None = flag(None, help="file of its errors (default: that of its output)")
+    error: _OnePath | None = flag(
+        None, help="file of its errors (default: that of its output)", group="logs"
+    )
 
     @property
     def gpus(self) -> int:
@@ -285,6 +294,27 @@ class SlurmConfig(Knobs):
         if asked - allowed or (self.array and pattern and "a" not in asked):
             numbers = "%A and %a, the numbers of an array and its element" if self.array else "%j"
             raise ValueError(f"--{name} {pattern}: a job's log is found by {numbers}, and no other")
+
+
+class ScalingConfig(Overwriting):
+    """The knobs of ``penstock scaling``, except those of its simulation."""
+
+    output: Path | None = flag(None, help="write scaling.md, CSVs and figures into this folder")
+    csv: bool = flag(False, help="print CSV in place of tables")
+    metrics: bool = flag(
+        False,
+        help="print only the total time, best validation loss and GPU-Util of each file",
+    )
+    machine: str | None = flag(None, help="name of the machine (default: its GPU)")
+    anyway: bool = flag(False, help="also compare runs with different settings or work")
+
+    @model_validator(mode="after")
+    def _one_table(self) -> ScalingConfig:
+        if self.metrics and (more := self.model_fields_set - {"metrics", "overwrite"}):
+            raise ValueError(
+                f"--metrics prints one table and no more; --{min(more)} does not go with it"
+            )
+        return self
 
 
 class SimulateConfig(Knobs):

@@ -1,17 +1,30 @@
-"""The knobs of the verbs that make, load and cut data, detect objects in it and score them."""
+"""The knobs of the verbs that make, load, cut, prove and score data, and detect objects in it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import Bytes, Knobs, Names, Natural, Overwriting, Positive, Shape, flag, many
+from .knobs import (
+    Bytes,
+    Fraction,
+    Knobs,
+    Names,
+    Natural,
+    Overwriting,
+    Place,
+    Positive,
+    Seconds,
+    flag,
+    many,
+)
 from .run_labels import Labels
 from .sharing import OnCluster
 
 PRESET_SAMPLES = 64
+Even = Annotated[Positive, Field(multiple_of=2)]
 
 
 class GenerateConfig(Knobs):
@@ -20,7 +33,7 @@ class GenerateConfig(Knobs):
     samples: Positive | None = flag(
         None, help=f"samples (default: {PRESET_SAMPLES} of a preset, all of a file)"
     )
-    grid: Annotated[tuple[Positive, ...], BeforeValidator(many)] = flag(
+    grid: tuple[Even, Even] = flag(
         (192, 384), help="cells of latitude and longitude of a preset, both even"
     )
     seed: Natural = flag(0, help="seed of a preset, a volume or scenes")
@@ -53,15 +66,17 @@ class GenerateConfig(Knobs):
         1, help="time step that targets are taken from, counted from the sample's"
     )
 
-    shape: Shape = flag((128, 512, 512), help="z y x of a volume")
-    chunks: Shape = flag((64, 128, 128), help="z y x of a volume's chunks")
+    shape: tuple[Positive, Positive, Positive] = flag((128, 512, 512), help="z y x of a volume")
+    chunks: tuple[Positive, Positive, Positive] = flag(
+        (64, 128, 128), help="z y x of a volume's chunks"
+    )
     clean: bool = flag(False, help="a volume without noise, the target of `train pairs`")
 
     scenes: Annotated[int, Field(ge=2)] = flag(4, help="scenes of xview3, of both splits")
     validation: Positive | None = flag(
         None, help="scenes that are for validation (default: a quarter)"
     )
-    size: Annotated[tuple[Positive, ...], BeforeValidator(many)] = flag(
+    size: tuple[Positive, Positive] = flag(
         (2048, 2048), help="rows and columns of a scene; real ones have about 22000 29000"
     )
     objects: Positive = flag(40, help="labelled objects in a scene, where the sea has room")
@@ -71,16 +86,7 @@ class GenerateConfig(Knobs):
     )
 
     @model_validator(mode="after")
-    def _sides(self) -> GenerateConfig:
-        if len(self.grid) != 2 or any(side % 2 for side in self.grid):
-            numbers = " ".join(map(str, self.grid))
-            raise ValueError(f"--grid {numbers}: give two even numbers, latitude and longitude")
-        for name in ("shape", "chunks"):
-            if len(getattr(self, name)) != 3:
-                raise ValueError(f"--{name} {getattr(self, name)}: give three numbers, z y x")
-        if len(self.size) != 2:
-            numbers = " ".join(map(str, self.size))
-            raise ValueError(f"--size {numbers}: give two numbers, rows and columns")
+    def _both_splits(self) -> GenerateConfig:
         if self.validation is not None and self.validation >= self.scenes:
             raise ValueError(
                 f"--validation {self.validation} leaves none of --scenes {self.scenes} to train on"
@@ -140,10 +146,6 @@ class LoaderConfig(Knobs):
 class PreprocessConfig(OnCluster, Labels):
     """The knobs of ``penstock preprocess``."""
 
-    groups: ClassVar = {
-        "chips": "overlap dtype partial",
-    }
-
     data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
     train_label_file: Path = flag(help="label CSV of the training scenes")
     val_label_file: Path = flag(help="label CSV of the validation scenes")
@@ -158,22 +160,18 @@ class PreprocessConfig(OnCluster, Labels):
     overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
     chip_size: Positive = flag(800, help="pixels of a chip's side", unit="pixels")
     dtype: Literal["float16", "float32"] = flag(
-        "float16",
-        help="dtype of chips; the rasters of xView3 are float16",
+        "float16", help="dtype of chips; the rasters of xView3 are float16", group="chips"
     )
-    overlap: Natural = flag(64, help="pixels that neighbours share", unit="pixels")
+    overlap: Natural = flag(64, help="pixels that neighbours share", unit="pixels", group="chips")
     partial: bool = flag(
-        False, help="cut the scenes that have both a folder and labels, and pass over the others"
+        False,
+        help="cut the scenes that have both a folder and labels, and pass over the others",
+        group="chips",
     )
 
 
 class PredictConfig(OnCluster, Labels):
     """The knobs of ``penstock predict``."""
-
-    groups: ClassVar = {
-        "the detector": "backbone chip_size overlap dtype channels",
-        "arithmetic": "amp threads",
-    }
 
     data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")
     scenes: Names | None = flag(None, help="only these scenes (default: all in --data-root)")
@@ -188,31 +186,43 @@ class PredictConfig(OnCluster, Labels):
 
     # the detector; by default with the settings of the run that trained it
     channels: str | None = flag(
-        None, help="comma-separated, as it was trained with (default: the run's)"
+        None,
+        help="comma-separated, as it was trained with (default: the run's)",
+        group="the detector",
     )
     backbone: Literal["auto", "mobilenet", "resnet50"] = flag(
-        "auto", help="backbone of its feature pyramid; auto: the run's"
+        "auto", help="backbone of its feature pyramid; auto: the run's", group="the detector"
     )
     score_threshold: Annotated[float, Field(gt=0, le=1)] | None = flag(
         None,
         help="least score of a detection (default: the run's best on its validation scenes)",
     )
     chip_size: Positive | None = flag(
-        None, help="pixels of a window's side (default: the run's chips)", unit="pixels"
+        None,
+        help="pixels of a window's side (default: the run's chips)",
+        unit="pixels",
+        group="the detector",
     )
     overlap: Natural | None = flag(
         None,
         help="pixels that neighbouring windows share (default: as the run's chips)",
         unit="pixels",
+        group="the detector",
     )
     dtype: Literal["float16", "float32"] | None = flag(
-        None, help="dtype of its chips, to which values are rounded (default: the run's)"
+        None,
+        help="dtype of its chips, to which values are rounded (default: the run's)",
+        group="the detector",
     )
 
     batch_size: Positive = flag(8, help="windows of a batch")
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", help="where to run the detector")
-    amp: bool = flag(False, help="mixed precision: fp16 on CUDA, bf16 elsewhere")
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
+    amp: bool = flag(
+        False, help="mixed precision: fp16 on CUDA, bf16 elsewhere", group="arithmetic"
+    )
+    threads: Positive | None = flag(
+        None, help="threads of torch on the CPU (default: torch's own)", group="arithmetic"
+    )
 
 
 class XView3Rules(Knobs):
@@ -249,3 +259,37 @@ class ScoreConfig(XView3Rules, Overwriting):
     shore_root: Path | None = flag(None, help="folder of SCENE_shoreline.npy")
     scene_id: Names | None = flag(None, help="score these scenes only (default: all)")
     output: Path | None = flag(None, help="JSON file for the scores")
+
+
+class VerifyConfig(Overwriting):
+    """The knobs of ``penstock verify``."""
+
+    run_dir: Place | None = flag(
+        None, help="run folder of the output, or its URL (default: the one that infer would take)"
+    )
+    readers: Positive = flag(4, help="threads that read")
+    retry_for: Seconds = flag(
+        900.0,
+        help="how long a store may fail without a success, by faults that may pass "
+        "(default: 15min)",
+    )
+    model: str | None = flag(
+        None,
+        help="the model of the run, named again as for infer: one that only the run folder names "
+        "is not loaded, as it may run code (default: the run's, if it is one of Penstock's own)",
+    )
+    trust_model: bool = flag(
+        False, help="load the model that the run folder names, and files that may run any code"
+    )
+    recompute: Annotated[Fraction, Field(le=1)] | None = flag(
+        None, help="share of the blocks, such as 1%, to compute anew from the input and compare"
+    )
+    seed: Natural = flag(0, help="seed that picks the blocks of --recompute")
+    devices: Annotated[tuple[str, ...], BeforeValidator(many)] | None = flag(
+        None, help="devices to compute on, as for infer (default: those of the run)"
+    )
+    forget: bool = flag(
+        False,
+        help="take missing and damaged blocks off the run's list, so that infer --resume computes "
+        "them again, as for a run of objects in Python; else see penstock repair",
+    )

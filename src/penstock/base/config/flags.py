@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from .knobs import Config, Knobs, build, read_yaml
 
-_KNOB = "penstock_knob"
+_KNOB, _GROUP = "penstock_knob", "penstock_group"
 
 
 def add_kinds(
@@ -50,6 +50,7 @@ def add_flags(
     *,
     config_file: bool = False,
     only: Collection[str] | None = None,
+    group: str | None = None,
 ) -> None:
     """Add a flag for each knob, first those of the class itself, then those that it inherits.
 
@@ -60,13 +61,17 @@ def add_flags(
         model: The class of the knobs.
         config_file: Whether to add ``--config``, the YAML file that `from_flags` takes.
         only: The names of the knobs that get a flag; None for all.
+        group: The heading of all of them; by default each has its own, or none.
     """
     if config_file:
         parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
     for flag, options in _flags_of(model):
         if only is not None and options["dest"] not in only:
             continue
-        vars(parser.add_argument(flag, **options))[_KNOB] = (model, options["dest"])
+        said: Any = model.model_fields[options["dest"]].json_schema_extra
+        action = vars(parser.add_argument(flag, **options))
+        action[_KNOB] = (model, options["dest"])
+        action[_GROUP] = group or said.get("group")
 
 
 def knob_of(action: argparse.Action) -> tuple[type[Knobs], str] | None:
@@ -76,12 +81,8 @@ def knob_of(action: argparse.Action) -> tuple[type[Knobs], str] | None:
 
 def group_of(action: argparse.Action) -> str | None:
     """The heading of a flag that few jobs need; None for one that ``--help`` lists."""
-    model, name = knob_of(action) or (Knobs, "")
-    for base in model.__mro__:
-        for heading, names in vars(base).get("groups", {}).items():
-            if name in names.split():
-                return str(heading)
-    return None
+    group: str | None = vars(action).get(_GROUP)
+    return group
 
 
 @cache

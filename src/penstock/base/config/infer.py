@@ -1,7 +1,8 @@
-"""The knobs of ``penstock infer``."""
+"""The knobs of ``penstock infer`` and ``penstock plan``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,28 +10,22 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import (
-    TRUST_MODEL,
     Bytes,
+    Knobs,
     Names,
     Natural,
+    NetworkKnobs,
     PerAxis,
     Positive,
     Selection,
     Shape,
     flag,
+    folder_place,
     many,
 )
 from .run_labels import Labels
-from .unattended import Sampled
+from .sharing import Sampled
 from .voxel_size import VoxelSize
-
-
-def _edition(value: object) -> object:
-    """A version of OME-Zarr; says of 0.6 why it is not written."""
-    if str(value) == "0.6":
-        why = "as ome-zarr-py 0.18 and Neuroglancer 2.41 do not read it"
-        raise ValueError(f"OME-Zarr 0.6 is not written, {why}")
-    return value
 
 
 def _model(value: object) -> object:
@@ -84,9 +79,6 @@ def _head_kinds(value: object) -> object:
 class Valued(Sampled):
     """The knobs of values: how they are scaled for the network, and what its heads become."""
 
-    groups: ClassVar = {
-        "values": "halo norm_level eps clip_norm head_kind denormalize reduce tta out_dtype",
-    }
     floats_are: ClassVar[HeadKind] = "intensity"
     """The kind of a head of floats of which nobody says anything."""
 
@@ -104,17 +96,21 @@ class Valued(Sampled):
         help="voxels around a block that count in its own percentiles, at most overlap // 2 "
         "(default: --trim-voxels)",
         unit="voxels",
+        group="values",
     )
     norm_level: Natural | None = flag(
-        None, help="take global percentiles from this level of an OME-Zarr pyramid"
+        None, help="take global percentiles from this level of an OME-Zarr pyramid", group="values"
     )
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = flag(
         None,
         help="least range to divide values by (default: where the two percentiles are equal, "
         "the range of the data)",
+        group="values",
     )
     clip_norm: tuple[float, float] | tuple[()] | None = flag(
-        None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
+        None,
+        help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)",
+        group="values",
     )
     head_kind: (
         Annotated[tuple[HeadKind | str, ...], BeforeValidator(_head_kinds), Field(min_length=1)]
@@ -126,38 +122,39 @@ class Valued(Sampled):
         "never denormalised, float32; labels (classes, masks, objects): neither denormalised nor "
         "blended, in the model's integers (default: integers are labels, floats intensity; floats "
         "that look like probabilities are refused until their kind is given)",
+        group="values",
     )
     denormalize: bool = flag(
         True,
         help="undo the normalisation of heads that are intensity",
         alias="--no-output-denormalize",
         const=False,
+        group="values",
     )
     reduce: str | None = flag(
         None,
         help="write less than all scores, once patches are joined: argmax (the channel of the "
         "highest score), threshold:X (1 above X), or top:K (two outputs: the K best channels and "
         "their scores)",
+        group="values",
     )
     tta: Literal["flips", "rotations"] | None = flag(
         None,
         help="write the mean over mirrored inputs (4 in 2-D, 8 in 3-D), or over 4 turns in the "
         "plane of y and x",
+        group="values",
     )
     out_dtype: Names | None = flag(
         None,
         help="dtype of a new output, or of each (default: the input's for intensity, float32 for "
         "scores, the model's integers for labels)",
+        group="values",
     )
     missing: Literal["fill", "error"] = flag(
         "fill",
         help="what an absent chunk of the input is: its fill value, counted in the summary, or an "
         "error",
-    )
-    raw: bool = flag(
-        False,
-        help="read a Zarr array's numbers as they are stored, whatever its scale_factor, "
-        "add_offset, _FillValue and valid_range say",
+        group="input and model",
     )
 
     @property
@@ -170,14 +167,10 @@ class Valued(Sampled):
         return self.normalize or (None if self.halo is None else "percentile")
 
     @model_validator(mode="after")
-    def _of_scores(self) -> Valued:
+    def _goes_together(self) -> Valued:
         if self.reduce is not None and self.head_kind is not None:
             raise ValueError("--reduce takes scores and decides what becomes of them, so leave out "
                              "--head-kind")  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _ranges(self) -> Valued:
         lower, upper = self.norm_lower, self.norm_upper
         if not lower < upper:
             raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
@@ -198,16 +191,8 @@ class Valued(Sampled):
         return self
 
 
-class InferConfig(Valued, VoxelSize, Labels):
+class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
-
-    groups: ClassVar = {
-        "input and model": "trust_model in_channels level series axes t c missing raw",
-        "patches and seams": "block seam_mode window trim_voxels min_blend_weight",
-        "arithmetic": "amp tf32 compile compile_dynamic threads",
-        "queues": "prep_workers writer_workers max_inflight_batches",
-        "a new output": "chunks shards levels ome_zarr plain",
-    }
 
     # what
     in_spec: Any = flag(help="input: TensorStore JSON (inline or a file), a path or a URL")
@@ -217,22 +202,12 @@ class InferConfig(Valued, VoxelSize, Labels):
     model_type: Annotated[Any, BeforeValidator(_model)] = flag(
         help="model: a name, module:function, file.py:function, .pt2, TorchScript, or a package"
     )
-    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
-    trust_model: bool = flag(False, help=TRUST_MODEL)
-    in_channels: Positive | None = flag(
-        None, help="channels that the model takes (default: those of its first layer)"
+    t: Selection = flag(
+        ("all",), help="time points: all, 0, 0:5 or several", group="input and model"
     )
-    level: Natural = flag(0, help="resolution level of an OME-Zarr input")
-    series: Natural | None = flag(
-        None, help="image to take of a TIFF file, or of an OME-Zarr group, that holds several"
+    c: Selection = flag(
+        ("all",), help="channels: all, 0, 0:2, names or several", group="input and model"
     )
-    axes: str | None = flag(
-        None,
-        help="axes of the input as stored, such as tyx: letters of t c z y x (default: by its "
-        "names of dimensions, else by their number)",
-    )
-    t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
-    c: Selection = flag(("all",), help="channels: all, 0, 0:2, names or several")
 
     # geometry
     patch: Annotated[Shape | Literal["auto"] | None, BeforeValidator(_single)] = flag(
@@ -251,27 +226,34 @@ class InferConfig(Valued, VoxelSize, Labels):
         None,
         help="shape of a block: whole chunks of the output, written once (default: fitted)",
         unit="voxels",
+        group="patches and seams",
     )
     batch: Positive | Literal["auto"] | None = flag(
         None,
         help="patches of one forward, or auto (default: on a GPU 16 of 64 cubed, on a CPU 2)",
     )
     seam_mode: Literal["trim", "blend"] = flag(
-        "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that cover it"
+        "trim",
+        help="trim: each voxel from one patch; blend: a weighted mean of all that cover it",
+        group="patches and seams",
     )
     trim_voxels: Natural | None = flag(
         None,
         help="least voxels to cut from each face of a patch. Seams lie in the middle of the "
         "overlap, which cuts overlap // 2; more than that is refused (default: overlap // 2)",
         unit="voxels",
+        group="patches and seams",
     )
     window: Literal["cosine", "gaussian", "constant"] | None = flag(
         None,
         help="weights of a patch with --seam-mode blend: a cosine over the overlap, a Gaussian of "
         "an eighth of the patch, or all equal (default: what the model says, else cosine)",
+        group="patches and seams",
     )
     min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
-        0.05, help="least weight of a voxel, before weights are scaled to add up to one"
+        0.05,
+        help="least weight of a voxel, before weights are scaled to add up to one",
+        group="patches and seams",
     )
 
     # devices
@@ -283,43 +265,45 @@ class InferConfig(Valued, VoxelSize, Labels):
         help="autocast; auto: fp16 on CUDA where values are normalised, else off",
         alias="--no-amp",
         const="off",
+        group="arithmetic",
     )
-    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
-    compile: bool = flag(False, help="torch.compile the model")
+    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic", group="arithmetic")
+    compile: bool = flag(False, help="torch.compile the model", group="arithmetic")
     compile_dynamic: Annotated[Literal["auto", "true", "false"], BeforeValidator(_spelled)] = flag(
         "false",
         help="shapes of torch.compile: false: fixed, since all batches have one shape; true: any; "
         "auto: fixed until one changes",
         alias="--no-compile-dynamic",
         const="false",
+        group="arithmetic",
     )
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
+    threads: Positive | None = flag(
+        None, help="threads of torch on the CPU (default: torch's own)", group="arithmetic"
+    )
 
     # flow
-    prep_workers: Positive = flag(4, help="threads that read, for all devices together")
-    writer_workers: Positive = flag(4, help="threads that write")
-    max_inflight_batches: Positive | None = flag(
-        None, help="most batches between reading and writing (default: as memory allows)"
+    prep_workers: Positive = flag(
+        4, help="threads that read, for all devices together", group="queues"
     )
-    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
-        None, help="most host memory, such as 16GiB (default: 80 % of what is free)"
+    writer_workers: Positive = flag(4, help="threads that write", group="queues")
+    max_inflight_batches: Positive | None = flag(
+        None,
+        help="most batches between reading and writing (default: as memory allows)",
+        group="queues",
     )
 
     # output and records
-    chunks: Shape | None = flag(None, help="chunks of a new output, z y x", unit="voxels")
-    shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)", unit="voxels")
-    levels: Positive | Literal["none"] | None = flag(
-        None, help="levels of an OME-Zarr output, or none (default: until y and x are <= 256)"
-    )
-    ome_zarr: Annotated[Literal["0.4", "0.5"] | None, BeforeValidator(_edition)] = flag(
+    ome_zarr: Literal["0.4", "0.5"] | None = flag(
         None,
-        help="version of OME-Zarr (default: 0.4 where the input is that and unsharded, else 0.5)",
+        help="version of OME-Zarr; 0.6 is not written, as ome-zarr-py 0.18 and Neuroglancer 2.41 "
+        "do not read it (default: 0.4 where the input is that and unsharded, else 0.5)",
+        group="a new output",
     )
     plain: bool = flag(
-        False, help="write a .zarr as an array alone (Zarr v3), without group, levels and scale"
+        False,
+        help="write a .zarr as an array alone (Zarr v3), without group, levels and scale",
+        group="a new output",
     )
-    overwrite: bool = flag(False, help="replace an output that exists")
-    resume: bool = flag(False, help="write only what an earlier run did not write")
 
     @model_validator(mode="after")
     def _group(self) -> InferConfig:
@@ -332,14 +316,35 @@ class InferConfig(Valued, VoxelSize, Labels):
         """The patch in numbers; None as long as there are none."""
         return None if isinstance(self.patch, str) else self.patch
 
-    @property
-    def resumes(self) -> bool:
-        """Whether the run goes on with an earlier one."""
-        return self.resume or self.joins
-
 
 class DecodedConfig(InferConfig):
     """A job whose output a decoder reads: floats of an unknown kind are taken as they are, since on
     the scale and in the dtype of the input nothing of distances or flows would be left."""
 
     floats_are: ClassVar[HeadKind] = "scores"
+
+
+def _rate(value: object) -> object:
+    """Voxels per second, or the folder of a run that measured them."""
+    try:
+        rate = float(str(value))
+    except ValueError:
+        return folder_place(value)
+    if not 0 < rate < math.inf:
+        raise ValueError(f"{value} is not a number of voxels per second above 0")
+    return rate
+
+
+class ScaleConfig(Knobs):
+    """The knobs of ``penstock plan`` that describe workers and store."""
+
+    rate: Annotated[float | Path | str, BeforeValidator(_rate)] | None = flag(
+        None,
+        help="voxels per second of one worker, or the run folder of an infer that measured them",
+    )
+    bandwidth: Annotated[Bytes, Field(ge=1)] | None = flag(
+        None,
+        help="bytes per second that the store serves to all workers together, such as 20GB "
+        "(default: more than they need)",
+        unit="bytes a second",
+    )

@@ -1,19 +1,29 @@
-"""Sets of knobs, and how YAML and Python arguments fill them."""
+"""Sets of knobs, and how YAML and Python arguments fill them.
+
+Errors of a function of Python name its parameters, where a command line names flags. A message
+spells a knob as its flag. `names_parameters` gives the error the knobs that it may be about, and
+`str` of the error spells these as parameters:
+
+    --overlap 8 must be less than --patch 4   ──▶   `overlap` 8 must be less than `patch` 4
+    use --resume or --overwrite               ──▶   use `resume=True` or `overwrite=True`
+    give --no-amp                             ──▶   give `amp='off'`
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ..errors import UsageError
-from ..units import parse_bytes, parse_seconds
+from ..errors import PenstockError, UsageError
+from ..units import parse_bytes, parse_seconds, parse_share
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -53,6 +63,8 @@ Place = Annotated[Path | str, BeforeValidator(folder_place)]
 Names = Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+Fraction = Annotated[float, BeforeValidator(parse_share)]
+"""``1%`` or ``0.01``: above 0."""
 
 
 def _switch(value: object) -> object:
@@ -92,16 +104,20 @@ def flag(
     default: Any = ...,
     *,
     help: str,
+    group: str | None = None,
     alias: str | None = None,
     const: Any = None,
     unit: str | None = None,
 ) -> Any:
-    """A knob with its default and its help. The flag ``alias`` sets it to ``const``. ``unit`` is
-    what a number counts, for the reference, where its type does not say it."""
-    extra = {"alias": alias, "const": const} if alias else {}
-    return Field(
-        default, description=help, json_schema_extra=extra | ({"unit": unit} if unit else {})
-    )
+    """A knob with its default and its help.
+
+    ``group`` is the heading under which ``--help-all`` lists a knob that few jobs need. The flag
+    ``alias`` sets it to ``const``. ``unit`` is what a number counts, for the reference, where its
+    type does not say it.
+    """
+    extra = {"group": group, "alias": alias, "const": const, "unit": unit}
+    said: dict[str, Any] = {key: value for key, value in extra.items() if value is not None}
+    return Field(default, description=help, json_schema_extra=said)
 
 
 _BUILDING = RLock()
@@ -109,13 +125,7 @@ TRUST_MODEL = "open a .pt2 or TorchScript model: such a file may run any code"
 
 
 class Knobs(BaseModel):
-    """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter.
-
-    ``groups`` has the names of knobs that few jobs need, by the heading under which ``--help-all``
-    lists them.
-    """
-
-    groups: ClassVar[Mapping[str, str]] = {}
+    """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
@@ -133,6 +143,18 @@ class Overwriting(Knobs):
 
     overwrite: bool = flag(
         False, help="replace what stands in the place of an output, whoever wrote it"
+    )
+
+
+class NetworkKnobs(Knobs):
+    """The knobs that say how a network is loaded, beside its name."""
+
+    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    trust_model: bool = flag(False, help=TRUST_MODEL, group="input and model")
+    in_channels: Positive | None = flag(
+        None,
+        help="channels that the model takes (default: those of its first layer)",
+        group="input and model",
     )
 
 
@@ -184,6 +206,25 @@ def check_file(
                 raise UsageError(f"{file}: {_fault(each, str)}") from None
 
 
+def check_belongs(given: Iterable[str], kinds: Mapping[str, Collection[str]], kind: str) -> None:
+    """Refuse knobs that belong to other kinds of a verb. Those of no kind belong to all.
+
+    Args:
+        given: The names of the knobs.
+        kinds: The knobs of each kind.
+        kind: The kind that is asked for.
+
+    Raises:
+        UsageError: A knob belongs to others; the message names the first.
+    """
+    for name in sorted(given):
+        holders = [each for each, knobs in kinds.items() if name in knobs]
+        if holders and kind not in holders:
+            raise UsageError(
+                f"{_as_flag(name)} belongs to {' and '.join(holders)}, but this is {kind}"
+            )
+
+
 def _as_flag(key: object) -> str:
     return "--" + str(key).replace("_", "-")
 
@@ -193,8 +234,8 @@ def _fault(error: ErrorDetails, spelled: Callable[[object], str]) -> str:
     if not error["loc"]:  # of several settings together
         return error["msg"].removeprefix("Value error, ")
     key = error["loc"][0]
-    if error["type"] == "missing" and len(error["loc"]) == 1:
-        return f"{spelled(key)} is required"
+    if error["type"] == "missing":
+        return f"{spelled(key)} {'is required' if len(error['loc']) == 1 else 'takes more values'}"
     if error["type"] == "extra_forbidden":
         return f"there is no setting {key!r}"
     if error["type"] == "value_error":  # one of ours, and whole
@@ -246,3 +287,49 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__array_interface__"):  # not its many numbers
         return f"array in memory, {value.dtype} {tuple(value.shape)}"
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def names_parameters(
+    model: type[Knobs], **parameters: str
+) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """Make a function's errors name its parameters.
+
+    Args:
+        model: The class of knobs that are its parameters.
+        parameters: Parameters that have another name than their knob: ``model_type="model"``.
+
+    Returns:
+        A decorator.
+    """
+
+    def around(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        @functools.wraps(function)
+        def naming(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+            try:
+                return function(*args, **kwargs)
+            except PenstockError as error:
+                error.parameters = _parameters(model, parameters)
+                raise
+
+        return naming
+
+    return around
+
+
+def _parameters(model: type[Knobs], renamed: dict[str, str]) -> dict[str, str]:
+    """The parameter, or the argument, that stands for each flag."""
+    spelled: dict[str, str] = {}
+    for knob, info in model.model_fields.items():
+        parameter, dashed = renamed.get(knob, knob), knob.replace("_", "-")
+        if info.annotation in (bool, bool | None):
+            spelled |= {f"--{dashed}": f"{parameter}=True", f"--no-{dashed}": f"{parameter}=False"}
+        else:
+            spelled[f"--{dashed}"] = parameter
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and "alias" in extra:
+            spelled[str(extra["alias"])] = f"{parameter}={extra['const']!r}"
+    return spelled

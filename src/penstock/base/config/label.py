@@ -1,25 +1,110 @@
-"""The knobs of ``penstock label``."""
+"""The knobs of ``penstock label``, and of the decoders that are built in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .decoder_knobs import DECODERS, StarKnobs, decoder_knobs
-from .knobs import Bytes, Knobs, Natural, Positive, Shape, as_number, flag, many
-from .run_labels import key_and_text
+from .knobs import (
+    Knobs,
+    Natural,
+    Positive,
+    Shape,
+    as_number,
+    build,
+    check_file,
+    flag,
+    many,
+)
+from .run_labels import pairs_of
 from .sharing import Stepwise
 
 LabelDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 
 
-def _options(value: object) -> object:
-    """The options of a mapping, as in YAML and in Python, or of words KEY=VALUE."""
-    words: Any = many(value)
-    return value if isinstance(value, Mapping) else dict(map(key_and_text, words))
+def _numbers(value: object) -> object:
+    """The numbers in ``1,2,2``."""
+    return value.split(",") if isinstance(value, str) else many(value)
+
+
+def _offsets(value: object) -> object:
+    """The offsets in ``-1,0,0/0,-1,0``."""
+    return value.split("/") if isinstance(value, str) else value
+
+
+Sizes = Annotated[
+    tuple[Annotated[float, Field(gt=0)], ...],
+    BeforeValidator(_numbers),
+    Field(min_length=2, max_length=3),
+]
+Offset = Annotated[tuple[int, ...], BeforeValidator(_numbers), Field(min_length=2, max_length=3)]
+
+
+class StarKnobs(Knobs):
+    """The options of ``--decoder stardist``."""
+
+    model: Path | None = flag(
+        None, help="folder of a StarDist model, which says rays, grid and thresholds"
+    )
+    nms: Annotated[float, Field(ge=0, le=1)] | None = flag(
+        None, help="overlap above which the less likely of two objects goes (default: 0.4)"
+    )
+    anisotropy: Sizes | None = flag(
+        None, help="of the golden spiral along which distances z y x are given without a model"
+    )
+    grid: Annotated[tuple[Positive, ...], BeforeValidator(_numbers)] = flag(
+        (1, 1, 1), help="voxels of the image for one of the scores, z y x"
+    )
+
+
+class FlowKnobs(Knobs):
+    """The options of ``--decoder cellpose``."""
+
+    niter: Positive = flag(200, help="steps along the flows")
+    flow_threshold: Annotated[float, Field(ge=0)] = flag(
+        0.4, help="in a plane: the most that the flows of an object may err; 0 for any"
+    )
+
+
+class AffinityKnobs(Knobs):
+    """The options of ``--decoder affinities``."""
+
+    offsets: Annotated[tuple[Offset, ...], BeforeValidator(_offsets)] = flag(
+        help="the neighbour that each channel is about, z y x: those by faces come first"
+    )
+    strides: Annotated[tuple[Positive, ...], BeforeValidator(_numbers)] | None = flag(
+        None, help="take other neighbours at every so many voxels, z y x"
+    )
+
+
+DECODERS: Mapping[str, type[Knobs]] = {
+    "watershed": Knobs,
+    "stardist": StarKnobs,
+    "cellpose": FlowKnobs,
+    "affinities": AffinityKnobs,
+}
+"""The decoders that are built in."""
+
+
+def decoder_knobs(decoder: str, options: Mapping[str, Any]) -> Knobs:
+    """The options of a decoder.
+
+    Args:
+        decoder: Its name, or ``FILE.py:FUNCTION``, which has none.
+        options: Texts by name.
+
+    Returns:
+        The options, of the class in `DECODERS`.
+
+    Raises:
+        UsageError: An option is wrong, or there is none of that name.
+    """
+    kind = DECODERS.get(decoder, Knobs)
+    check_file(kind, options, f"--decoder-option of {decoder}", whole=True)
+    return build(kind, options)
 
 
 class ObjectKnobs(Knobs):
@@ -27,35 +112,44 @@ class ObjectKnobs(Knobs):
 
     threshold: float | None = flag(None, help="label what is above this value, such as a score")
     seed_threshold: float | None = flag(
-        None, help="for --decoder watershed: a seed is what is above this"
+        None,
+        help="for --decoder watershed: a seed is what is above this",
+        group="objects of a decoder",
     )
     connectivity: Annotated[Literal[4, 8, 6, 18, 26], BeforeValidator(as_number)] | None = flag(
         None,
         help="voxels that are neighbours: 4 or 8 in a plane, 6, 18 or 26 in a volume (default: 4 "
         "or 6, those that share a face)",
     )
-    decoder_option: Annotated[Mapping[str, Any], BeforeValidator(_options)] = flag(
+    decoder_option: Annotated[Mapping[str, Any], BeforeValidator(pairs_of)] = flag(
         {},
         help="KEY=VALUE, a setting of the decoder, once for each; stardist: model, nms, grid, "
         "anisotropy; cellpose: niter, flow_threshold; affinities: offsets, strides",
+        group="objects of a decoder",
     )
     object_size: Shape | None = flag(
         None,
         help="longest side of an object in voxels, z y x: the decoder sees each block with so "
         "large a halo",
+        group="objects of a decoder",
     )
     instance_block: Shape | None = flag(
         None,
         help="voxels z y x that a decoder labels at a time, without the halo; the objects depend "
         "on it (default: 128, or 4 times --object-size if that is more)",
+        group="objects of a decoder",
     )
     join: Annotated[float, Field(gt=0, le=1)] = flag(
-        0.5, help="the least overlap by which two blocks see the same object", unit="a share"
+        0.5,
+        help="the least overlap by which two blocks see the same object",
+        unit="a share",
+        group="objects of a decoder",
     )
     join_rule: Literal["iou", "overlap", "touch", "owner"] = flag(
         "iou",
         help="the overlap of two views of an object: of their union; of the smaller one; any; or "
         "none, and each block keeps those whose centroid it holds",
+        group="objects of a decoder",
     )
     min_size: Positive = flag(1, help="the fewest voxels of an object that stays")
     clear_border: bool = flag(False, help="leave out objects that touch a face of the volume")
@@ -65,28 +159,16 @@ class ObjectKnobs(Knobs):
 class InstanceConfig(ObjectKnobs):
     """The knobs of ``penstock infer --instances``."""
 
-    groups: ClassVar = {
-        "objects": "instances decoder_option threshold seed_threshold connectivity object_size "
-        "instance_block join join_rule min_size clear_border table",
-    }
-
     instances: str | None = flag(
         None,
         help="write numbered objects instead of scores: by components, watershed, stardist, "
         "cellpose, affinities, or your FILE.py:FUNCTION; see penstock label --decoder",
+        group="objects",
     )
 
 
 class LabelConfig(ObjectKnobs, Stepwise):
     """The knobs of ``penstock label``."""
-
-    groups: ClassVar = {
-        "objects of a decoder": "decoder_option seed_threshold object_size instance_block join "
-        "join_rule",
-        "how the input is read": "level axes series raw",
-        "how the output is written": "chunks shards levels dtype",
-        "how the work is done": "block workers max_memory run_dir take_over",
-    }
 
     in_spec: Any = flag(help="the array: a path, URL or spec")
     out_spec: Any = flag(help="the labels: an OME-Zarr, or any spec")
@@ -112,41 +194,27 @@ class LabelConfig(ObjectKnobs, Stepwise):
     channels: Annotated[tuple[Natural, ...], BeforeValidator(many)] | None = flag(
         None, help="the channels of --intensity (default: all)"
     )
-    resume: bool = flag(False, help="go on with a run that was killed")
-    level: Natural = flag(0, help="the level of OME-Zarr or TIFF")
-    axes: str | None = flag(None, help="the letters of the stored axes: tyx, zcyx")
-    series: Natural | None = flag(None, help="the image to take of several")
-    raw: bool = flag(False, help="read the numbers as they are stored, without scale and offset")
-    chunks: Shape | None = flag(None, help="chunks of the output, z y x (default: as the input)")
-    shards: Shape | None = flag(None, help="shards of the output, z y x (default: none)")
-    levels: Literal["none"] | Positive | None = flag(
-        None, help="levels of the output in all (default: until y and x have at most 256 voxels)"
-    )
     dtype: LabelDtype | None = flag(
-        None, help="dtype of the output (default: the smallest that holds the number of objects)"
+        None,
+        help="dtype of the output (default: the smallest that holds the number of objects)",
+        group="a new output",
     )
     block: Shape | None = flag(
         None,
         help="voxels that a worker labels at a time, z y x, in whole chunks of the output "
         "(default: about 8 million); the result does not depend on it",
+        group="how the work is done",
     )
     workers: Positive | None = flag(
-        None, help="processes of this machine that label (default: one for each core)"
-    )
-    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
-        None, help="most memory of these processes, such as 4GiB (default: 80 % of what is free)"
+        None,
+        help="processes of this machine that label (default: one for each core)",
+        group="how the work is done",
     )
     run_dir: Path | None = flag(
-        None, help="folder of the run's records (default: OUT.penstock beside OUT)"
+        None,
+        help="folder of the run's records (default: OUT.penstock beside OUT)",
+        group="how the work is done",
     )
-    take_over: bool = flag(
-        False, help="take an output that another run has locked, if that run may have ended"
-    )
-
-    @property
-    def resumes(self) -> bool:
-        """Whether the run goes on with an earlier one."""
-        return self.resume or self.joins
 
     @property
     def decodes(self) -> bool:

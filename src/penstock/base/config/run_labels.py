@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -40,11 +40,9 @@ def _line(text: str, most: int) -> str:
 
 
 def _tags(value: object) -> dict[str, str]:
-    """The tags of a mapping, as in YAML and in Python, or of words KEY=VALUE."""
-    words: Any = many(value)
-    pairs = value.items() if isinstance(value, Mapping) else map(key_and_text, words)
+    """The tags of a mapping or of words KEY=VALUE."""
     tags = {}
-    for key, text in pairs:
+    for key, text in pairs_of(value).items():
         key = _line(str(key), MOST_KEY)
         if not _KEY.fullmatch(key):
             raise ValueError(
@@ -58,30 +56,33 @@ def _tags(value: object) -> dict[str, str]:
     return tags
 
 
-def key_and_text(word: object) -> tuple[str, str]:
-    """The two sides of KEY=VALUE. Raises `ValueError` for any other word."""
-    key, equals, text = str(word).partition("=")
-    if not equals or not key.strip():
-        raise ValueError(f"{str(word)[:60]!r} is not KEY=VALUE")
-    return key, text
+def pairs_of(value: object) -> Mapping[Any, Any]:
+    """A mapping, as in YAML and in Python, or that of words KEY=VALUE."""
+    if isinstance(value, Mapping):
+        return value
+    pairs = {}
+    words: Any = many(value)
+    for word in words:
+        key, equals, pairs[key] = str(word).partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{str(word)[:60]!r} is not KEY=VALUE")
+    return pairs
 
 
 class Labels(Knobs):
     """The name and the tags that the user gives a run."""
 
-    groups: ClassVar = {
-        "name of the run": "name tag",
-    }
-
     name: Annotated[str, AfterValidator(partial(_line, most=MOST_NAME))] | None = flag(
         None,
         help="name of the run, for its records and trackers (default: what it is, its devices, the "
         "time and four random digits)",
+        group="name of the run",
     )
     tag: Annotated[Mapping[str, str], BeforeValidator(_tags)] = flag(
         {},
         help="KEY=VALUE, a tag of the run, by which it is found and grouped; give it once for each "
         "tag. Put no key into it: records hold tags as they are",
+        group="name of the run",
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import TRUST_MODEL, Natural, Positive, Tile, Trackers, flag, many
+from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Tile, Trackers, flag, many
 from .run_labels import Labels
 from .sharing import OnWorkers
 
@@ -15,31 +15,18 @@ TargetKind = Literal["intensity", "mask", "labels", "probabilities"]
 Loss = Literal["mse", "l1", "bce", "dice", "ce"]
 
 
-class TrainConfig(Labels):
-    """The knobs of ``penstock train``. A workload's own defaults stand in `TRAIN_DEFAULTS`."""
+class DetectorData(Knobs):
+    """The knobs that name the data of the detector."""
 
-    groups: ClassVar = {
-        "optimiser": "grad_accum_steps optimizer weight_decay schedule warmup_steps clip_norm",
-        "input": "prefetch_factor",
-        "arithmetic": "dtype checkpointing compile channels_last cudnn_benchmark tf32 threads",
-        "checkpoints": "checkpoint_every",
-        "trackers and profile": "track_every project profile_steps",
-        "detector": "train_label_file val_label_file train_chips_path val_chips_path backbone "
-        "background score_threshold max_dets",
-        "pairs": "in_spec target_spec target_kind loss axes series raw model trust_model channels "
-        "tile_size normalize norm_lower norm_upper",
-        "spiral": "num_samples noise hidden_dims dropout",
-        "emulator": "latent_size chunks_per_epoch message_steps mesh_level grid_step",
-    }
-
-    # data
     train_data_root: Path | None = flag(
         None,
         help="training data: a packed data set (emulator), or the scenes that the chips were cut "
         "from, which is checked (detector)",
     )
     val_data_root: Path | None = flag(
-        None, help="validation data: scenes (detector), or a packed data set (emulator)"
+        None,
+        help="validation data: scenes, beside which shorelines lie (detector), or a packed data "
+        "set (emulator)",
     )
     train_label_file: Path | None = flag(
         None, help="label CSV of the training scenes, checked against the chips (detector)"
@@ -51,45 +38,72 @@ class TrainConfig(Labels):
         None, help="chips of the training scenes, made by penstock preprocess (detector)"
     )
     val_chips_path: Path | None = flag(None, help="chips of the validation scenes (detector)")
-    in_spec: Any = flag(None, help="input array, as infer takes it (pairs)")
-    target_spec: Any = flag(None, help="target array of the same extent (pairs)")
+
+
+class PairsData(Knobs):
+    """The knobs that name and read the arrays of pairs."""
+
+    in_spec: Any = flag(None, help="input array, as infer takes it (pairs)", group="pairs")
+    target_spec: Any = flag(None, help="target array of the same extent (pairs)", group="pairs")
     axes: str | None = flag(
-        None, help="axes of both arrays as stored, such as tyx, as for infer (pairs)"
+        None, help="axes of both arrays as stored, such as tyx, as for infer (pairs)", group="pairs"
     )
     series: Natural | None = flag(
-        None, help="image to take of files or groups that hold several, as for infer (pairs)"
+        None,
+        help="image to take of files or groups that hold several, as for infer (pairs)",
+        group="pairs",
     )
     raw: bool = flag(
-        False, help="read numbers as they are stored, whatever attributes say, as for infer (pairs)"
+        False,
+        help="read numbers as they are stored, whatever attributes say, as for infer (pairs)",
+        group="pairs",
     )
     target_kind: TargetKind | None = flag(
         None,
         help="what the target holds (pairs; default: found from its values and said): an image, "
         "two values, class numbers, or floats from 0 to 1",
+        group="pairs",
     )
     loss: Loss | None = flag(
         None,
         help="the loss (pairs; default: mse for intensity, bce for a mask or probabilities, ce for "
         "labels)",
+        group="pairs",
     )
+
+
+class TrainConfig(DetectorData, PairsData, Labels):
+    """The knobs of ``penstock train``. A workload's own defaults stand in `TRAIN_DEFAULTS`."""
+
     output_dir: Path = flag(Path("outputs"), help="folder of results and checkpoints")
 
     # the run
     epochs: Positive = flag(10, help="passes over the training data")
     batch_size: Positive = flag(8, help="samples of a batch on each device")
     grad_accum_steps: Positive = flag(
-        1, help="batches whose gradients are summed for one step of the optimiser"
+        1,
+        help="batches whose gradients are summed for one step of the optimiser",
+        group="optimiser",
     )
     learning_rate: Annotated[float, Field(gt=0)] = flag(0.005, help="the optimiser's learning rate")
-    optimizer: Literal["sgd", "adam"] = flag("sgd", help="sgd with a momentum of 0.9, or adam")
-    weight_decay: Annotated[float, Field(ge=0)] = flag(5e-4, help="weight decay of the optimiser")
+    optimizer: Literal["sgd", "adam"] = flag(
+        "sgd", help="sgd with a momentum of 0.9, or adam", group="optimiser"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = flag(
+        5e-4, help="weight decay of the optimiser", group="optimiser"
+    )
     schedule: Literal["constant", "cosine", "step"] = flag(
         "step",
         help="learning rate: constant; cosine: falls to zero; step: a tenth every 3 epochs",
+        group="optimiser",
     )
-    warmup_steps: Natural = flag(0, help="steps in which the learning rate rises linearly")
+    warmup_steps: Natural = flag(
+        0, help="steps in which the learning rate rises linearly", group="optimiser"
+    )
     clip_norm: Annotated[float, Field(gt=0)] | None = flag(
-        None, help="largest norm of the gradient of all weights (default: no limit)"
+        None,
+        help="largest norm of the gradient of all weights (default: no limit)",
+        group="optimiser",
     )
     max_steps: Positive | None = flag(
         None, help="end after this many steps, whatever --epochs says"
@@ -100,7 +114,7 @@ class TrainConfig(Labels):
     # input
     num_workers: Natural = flag(4, help="processes that make batches (threads for the emulator)")
     prefetch_factor: Positive | None = flag(
-        None, help="batches that each worker makes ahead (default: 2)"
+        None, help="batches that each worker makes ahead (default: 2)", group="input"
     )
 
     # devices
@@ -110,18 +124,28 @@ class TrainConfig(Labels):
     )
     amp: bool = flag(False, help="mixed precision: fp16 with a scaler on CUDA, bf16 elsewhere")
     dtype: Literal["float32", "bfloat16", "float16"] = flag(
-        "float32", help="dtype of weights and input (pairs)"
+        "float32", help="dtype of weights and input (pairs)", group="arithmetic"
     )
-    checkpointing: bool = flag(False, help="recompute activations in the backward pass")
-    compile: bool = flag(False, help="torch.compile the model")
-    channels_last: bool = flag(False, help="channels-last layout of images and weights")
-    cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
-    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
+    checkpointing: bool = flag(
+        False, help="recompute activations in the backward pass", group="arithmetic"
+    )
+    compile: bool = flag(False, help="torch.compile the model", group="arithmetic")
+    channels_last: bool = flag(
+        False, help="channels-last layout of images and weights", group="arithmetic"
+    )
+    cudnn_benchmark: bool = flag(
+        False, help="let cuDNN time its algorithms first", group="arithmetic"
+    )
+    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic", group="arithmetic")
+    threads: Positive | None = flag(
+        None, help="threads of torch on the CPU (default: torch's own)", group="arithmetic"
+    )
 
     # checkpoints
     checkpoint_every: Positive | None = flag(
-        None, help="steps between checkpoints within an epoch (default: only at its end)"
+        None,
+        help="steps between checkpoints within an epoch (default: only at its end)",
+        group="checkpoints",
     )
     resume: bool = flag(
         False, help="go on from the last checkpoint in --output-dir; without one, begin"
@@ -132,68 +156,99 @@ class TrainConfig(Labels):
     track: Trackers = flag(
         (), help="comet, mlflow, tensorboard, wandb: the trackers of the run (default: none)"
     )
-    track_every: Positive = flag(10, help="steps between two whose values go to the trackers")
-    project: str = flag("penstock", help="project (Comet, W&B) or experiment (MLflow) of the run")
+    track_every: Positive = flag(
+        10, help="steps between two whose values go to the trackers", group="trackers and profile"
+    )
+    project: str = flag(
+        "penstock",
+        help="project (Comet, W&B) or experiment (MLflow) of the run",
+        group="trackers and profile",
+    )
     profile: bool = flag(False, help="record steps with torch's profiler")
-    profile_steps: Positive = flag(5, help="steps that --profile records, after 5 others")
+    profile_steps: Positive = flag(
+        5, help="steps that --profile records, after 5 others", group="trackers and profile"
+    )
 
     # detector
     backbone: Literal["mobilenet", "resnet50"] = flag(
-        "resnet50", help="backbone of the feature pyramid (detector)"
+        "resnet50", help="backbone of the feature pyramid (detector)", group="detector"
     )
     background: Annotated[float, Field(ge=0)] = flag(
-        0.5, help="chips without objects for each chip with objects (detector)"
+        0.5, help="chips without objects for each chip with objects (detector)", group="detector"
     )
     score_threshold: Annotated[float, Field(ge=0, le=1)] = flag(
-        0.5, help="least score of a detection that counts (detector)"
+        0.5, help="least score of a detection that counts (detector)", group="detector"
     )
     max_dets: Positive = flag(
         300,
         help="most boxes of a chip that the detector keeps and that AP counts, the surest first; "
         "COCO's own AP counts 100 (detector)",
+        group="detector",
     )
 
     # pairs
     model: str = flag(
-        "denoise-net", help="a model by name, package.module:function or file.py:function (pairs)"
+        "denoise-net",
+        help="a model by name, package.module:function or file.py:function (pairs)",
+        group="pairs",
     )
-    trust_model: bool = flag(False, help=f"{TRUST_MODEL} (pairs)")
+    trust_model: bool = flag(False, help=f"{TRUST_MODEL} (pairs)", group="pairs")
     channels: Positive | None = flag(
-        None, help="channels that the model takes (pairs; default: those of its first layer)"
+        None,
+        help="channels that the model takes (pairs; default: those of its first layer)",
+        group="pairs",
     )
     tile_size: Tile = flag(
-        "64", help="tile of the arrays that the model sees: 64 or 32x64x64 (pairs)"
+        "64", help="tile of the arrays that the model sees: 64 or 32x64x64 (pairs)", group="pairs"
     )
     normalize: Literal["global", "fixed", "none"] = flag(
         "global",
         help="scale the input by its percentiles (global) or by a range (fixed); an intensity as "
         "target is scaled by its own percentiles, unless none (pairs)",
+        group="pairs",
     )
-    norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed (pairs)")
-    norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed (pairs)")
+    norm_lower: float = flag(
+        0.5, help="lower percentile, or lower intensity when fixed (pairs)", group="pairs"
+    )
+    norm_upper: float = flag(
+        99.9, help="upper percentile, or upper intensity when fixed (pairs)", group="pairs"
+    )
 
     # spiral
-    num_samples: Annotated[int, Field(ge=8)] = flag(10_000, help="points of the spirals (spiral)")
+    num_samples: Annotated[int, Field(ge=8)] = flag(
+        10_000, help="points of the spirals (spiral)", group="spiral"
+    )
     noise: Annotated[float, Field(ge=0)] = flag(
-        0.05, help="standard deviation of the points; at 0.2 no model exceeds 57 % (spiral)"
+        0.05,
+        help="standard deviation of the points; at 0.2 no model exceeds 57 % (spiral)",
+        group="spiral",
     )
     hidden_dims: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
-        (64, 32, 16), help="widths of the hidden layers (spiral)"
+        (64, 32, 16), help="widths of the hidden layers (spiral)", group="spiral"
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = flag(
-        0.2, help="share of activations dropped out (spiral)", unit="share"
+        0.2, help="share of activations dropped out (spiral)", unit="share", group="spiral"
     )
 
     # emulator
-    latent_size: Positive = flag(64, help="width of every latent vector (emulator)")
+    latent_size: Positive = flag(
+        64, help="width of every latent vector (emulator)", group="emulator"
+    )
     chunks_per_epoch: Positive | None = flag(
         None,
         help="pieces of an epoch, each read and held in memory whole (emulator; default: read "
         "batch by batch, ahead)",
+        group="emulator",
     )
-    message_steps: Positive = flag(4, help="rounds of messages on the mesh (emulator)")
-    mesh_level: Natural = flag(3, help="refinements of the icosahedron (emulator)")
-    grid_step: Positive = flag(1, help="step between the rows and columns that are used (emulator)")
+    message_steps: Positive = flag(
+        4, help="rounds of messages on the mesh (emulator)", group="emulator"
+    )
+    mesh_level: Natural = flag(
+        3, help="refinements of the icosahedron (emulator)", group="emulator"
+    )
+    grid_step: Positive = flag(
+        1, help="step between the rows and columns that are used (emulator)", group="emulator"
+    )
 
     @model_validator(mode="after")
     def _goes_together(self) -> TrainConfig:
@@ -266,22 +321,10 @@ TRAIN_FIXED = tuple(
 """Knobs that may not change when a run is resumed: it would be another run."""
 
 
-class SuiteConfig(OnWorkers, Labels):
+class SuiteConfig(DetectorData, OnWorkers, Labels):
     """The knobs of a benchmark of ``penstock suite``, beside its preset."""
 
     data_root: Path | None = flag(None, help="folder of the scenes, with train/ and validation/")
-    train_data_root: Path | None = flag(None, help="folder of the training scenes")
-    val_data_root: Path | None = flag(
-        None, help="folder of the validation scenes; shorelines lie beside it"
-    )
-    train_label_file: Path | None = flag(
-        None, help="label CSV of the training scenes (default: the labels in the chips)"
-    )
-    val_label_file: Path | None = flag(None, help="label CSV of the validation scenes, likewise")
-    train_chips_path: Path | None = flag(
-        None, help="chips of the training scenes, made by penstock suite preprocess"
-    )
-    val_chips_path: Path | None = flag(None, help="chips of the validation scenes")
     output_dir: Path = flag(help="folder of the runs, their ledger and the report")
 
     effort: Literal["quick", "standard", "rigorous"] = flag(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
@@ -54,24 +54,24 @@ Sizes = Annotated[Names, BeforeValidator(_checked)]
 class VoxelSize(Knobs):
     """The knobs of voxel size."""
 
-    groups: ClassVar = {
-        "voxel size": "voxel_size in_voxel_size resample_order output_voxel_size",
-    }
-
     voxel_size: Sizes | None = flag(
         None,
         help="voxel size that the network was trained at, z y x, in the unit of the input or with "
         "one, as 2 0.5 0.5 um: blocks are resampled to it and back. none: as the input is "
         "(default: what the model says)",
+        group="voxel size",
     )
     in_voxel_size: Sizes | None = flag(
-        None, help="voxel size of the input, likewise, whatever the input says"
+        None, help="voxel size of the input, likewise, whatever the input says", group="voxel size"
     )
     resample_order: Annotated[Literal[0, 1, 3], BeforeValidator(as_number)] = flag(
         3,
         help="how the input is interpolated: 0 nearest, 1 linear, 3 cubic spline. Outputs go back "
         "by this order too, but at most by 1, and labels by the nearest voxel",
+        group="voxel size",
     )
     output_voxel_size: Literal["input", "network"] = flag(
-        "input", help="grid of the outputs: that of the input, or that of --voxel-size"
+        "input",
+        help="grid of the outputs: that of the input, or that of --voxel-size",
+        group="voxel size",
     )

@@ -6,9 +6,9 @@ process, in any order and more than once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -20,12 +20,8 @@ from ...data import Box
 from .components import LocalLabels
 from .object_measures import Measures
 
-_MEASURE, _FACE = "measure-", "face-"
-"""The beginnings of names of arrays in a file."""
 
-
-@dataclass(frozen=True)
-class BlockRecord:
+class BlockRecord(NamedTuple):
     """What is counted of the objects of a block, a row for each."""
 
     first: NDArray[np.int64]
@@ -33,65 +29,52 @@ class BlockRecord:
     voxels: NDArray[np.int64]
     at_border: NDArray[np.bool_]
     """True if the object touches a face of the volume."""
-    keys: NDArray[np.int64] | None
+    keys: NDArray[np.int64] | None = None
     """See `LocalLabels`, as for ``values``."""
-    values: NDArray[Any] | None
-    faces: dict[str, NDArray[Any]]
+    values: NDArray[Any] | None = None
+    faces: Mapping[str, NDArray[Any]] = MappingProxyType({})
     """The labels at the faces that have a block behind them, named ``0-`` to ``2+`` for the lower
     and the upper face along z y x. The axis of a face has length 1."""
-    measures: Measures = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """Number of objects."""
-        return len(self.first)
-
-    def save(self, path: Path) -> None:
-        """Write the file."""
-        arrays: dict[str, Any] = {"first": self.first, "voxels": self.voxels,
-                                  "at_border": self.at_border}  # fmt: skip
-        arrays |= {
-            name: getattr(self, name)
-            for name in ("keys", "values")
-            if getattr(self, name) is not None
-        }
-        arrays |= {f"{_FACE}{name}": face for name, face in self.faces.items()}
-        arrays |= {f"{_MEASURE}{name}": column for name, column in self.measures.items()}
-        # numpy's own level of compression takes longer than to count the block.
-        with replacing(path) as draft, ZipFile(draft, "w", ZIP_DEFLATED, compresslevel=1) as file:
-            for name, array in arrays.items():
-                with file.open(f"{name}.npy", "w") as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-
-    @classmethod
-    def load(cls, path: Path) -> BlockRecord:
-        """Read the file."""
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-        parts = {
-            prefix: {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-            for prefix in (_FACE, _MEASURE)
-        }
-        return cls(
-            arrays["first"], arrays["voxels"], arrays["at_border"], arrays.get("keys"),
-            arrays.get("values"), parts[_FACE], parts[_MEASURE],
-        )  # fmt: skip
+    measures: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 Table = TypeVar("Table", bound=NamedTuple)
 
 
 def save_table(path: Path, table: NamedTuple) -> None:
-    """Write a tuple of arrays and numbers to a file, whole or not at all."""
-    with replacing(path) as draft, draft.open("wb") as file:
-        np.savez(file, **table._asdict())
+    """Write a tuple of arrays, numbers and mappings of arrays to a file, whole or not at all. What
+    is None is left out."""
+    arrays: dict[str, Any] = {}
+    for name, value in table._asdict().items():
+        if isinstance(value, dict):
+            arrays |= {f"{name}/{key}": part for key, part in value.items()}
+        elif value is not None:
+            arrays[name] = np.asarray(value)
+    # numpy's own level of compression takes longer than to count a block.
+    with replacing(path) as draft, ZipFile(draft, "w", ZIP_DEFLATED, compresslevel=1) as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def load_table(path: Path, kind: type[Table]) -> Table:
     """Read the file of a tuple of this kind."""
-    of: Callable[..., Table] = kind
+    made: Callable[..., Table] = kind
+    fields: dict[str, Any] = {}
     with np.load(path, allow_pickle=False) as file:
-        return of(**{name: array if array.ndim else array.item() for name, array in file.items()})
+        for name, array in file.items():
+            field, _, key = name.partition("/")
+            if key:
+                fields.setdefault(field, {})[key] = array
+            else:
+                fields[field] = array if array.ndim else array.item()
+    return made(**fields)
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """Write an array to a file that can be mapped, whole or not at all."""
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.save(file, array)
 
 
 def record_of(
@@ -113,18 +96,25 @@ def record_of(
     """
     at_border = np.zeros(len(labels.first) + 1, bool)
     faces: dict[str, NDArray[Any]] = {}
-    for axis in range(1 if flat else 0, 3):
-        ends = (box.start[axis + 2], domain.start[axis + 2]), (box.stop[axis + 2],
-                                                               domain.stop[axis + 2])  # fmt: skip
-        for sign, (end, last), place in zip("-+", ends, (0, -1), strict=True):
-            face = np.take(labels.array, [place], axis)
-            if end == last:
-                at_border[np.unique(face)] = True
-            else:
-                faces[f"{axis}{sign}"] = face
-    within = np.unravel_index(labels.first, labels.array.shape)
-    offsets = np.subtract(box.start, domain.start)
-    places = [part.astype(np.int64) + at for part, at in zip(within, offsets[2:], strict=True)]
-    lead = [np.full_like(labels.first, at) for at in offsets[:2]]
-    first = np.ravel_multi_index((*lead, *places), domain.shape).astype(np.int64)
+    for axis, sign, face, is_outer in faces_of(labels.array, box, domain):
+        if not is_outer:
+            faces[f"{axis}{sign}"] = face
+        elif axis or not flat:
+            at_border[np.unique(face)] = True
+    within = np.stack(np.unravel_index(labels.first, box.shape), axis=1)
+    places = within + np.subtract(box.start, domain.start)
+    first = np.ravel_multi_index(tuple(places.T), domain.shape).astype(np.int64)
     return BlockRecord(first, voxels, at_border[1:], labels.keys, labels.values, faces, measures)
+
+
+def faces_of(
+    array: NDArray[Any], box: Box, domain: Box
+) -> Iterator[tuple[int, str, NDArray[Any], bool]]:
+    """The faces of an array z y x that lies in a box of a volume: the axis, ``-`` or ``+``, the
+    voxels, and whether the face is one of the volume's."""
+    for axis in range(3):
+        for sign, place, end, last in (
+            ("-", 0, box.start, domain.start),
+            ("+", -1, box.stop, domain.stop),
+        ):
+            yield axis, sign, np.take(array, [place], axis), end[axis + 2] == last[axis + 2]

@@ -10,19 +10,16 @@ import multiprocessing
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from ...base import (
-    LabelConfig,
     PenstockError,
     end_with_parent,
     environment_kept,
@@ -30,38 +27,32 @@ from ...base import (
     in_order,
 )
 from ...cluster import UnfitWorker
-from ...data import Box, Grid, OutputLock, Sink, Source, open_source
+from ...data import Box, OutputLock, Sink, Source, open_source
 from ..run_folder.block_log import digest_of
 from ..run_folder.folder import read_run
 from ..run_folder.names import HOLES_FILE, IDS_FILE, OWNERS_FILE, STARTS_FILE
-from .block_record import BlockRecord, load_table, record_of
+from .block_record import BlockRecord, load_table, record_of, save_table
 from .components import ComponentRule, HoleTable, LocalLabels
-from .decoded_views import ViewWork
-from .label_output import LabelOutput, OpensAnew, open_input
+from .decoded_views import Owners, ViewWork, painted
+from .label_output import RoundWork, output_of
 from .object_measures import Measures, measure_block
-from .view_joins import DecodedRule, Owners
 
 
 @dataclass(frozen=True)
-class BlockWork(OpensAnew):
-    """What is done with each block."""
+class BlockWork(RoundWork):
+    """The work that counts the objects of blocks, and writes them."""
 
-    config: LabelConfig
     rule: ComponentRule
-    grid: Grid
-    folder: Path
-    measured: bool = False
-    """True if objects are measured, for a table or as a decoder made them."""
     views: ViewWork | None = None
     """The views that a decoder sees, if one makes the objects."""
     dtype: str = ""
     """The dtype of the output, and the run that writes it; empty until there is one."""
     run: str = ""
 
-    @cached_property
-    def source(self) -> Source:
-        """The input."""
-        return open_input(self.config)
+    @property
+    def measured(self) -> bool:
+        """True if objects are measured, for a table or as a decoder made them."""
+        return (self.config.table is not None or self.config.decodes) and not self.rule.inverted
 
     @cached_property
     def image(self) -> Source | None:
@@ -73,8 +64,9 @@ class BlockWork(OpensAnew):
     @cached_property
     def sink(self) -> Sink:
         """The output, which is there."""
-        output = LabelOutput(self.config, self.source, self.grid.domain)
-        sink = output.sink(self.dtype, overwrite=False, resume=True)
+        sink = output_of(
+            self.config, self.source, self.grid.domain, self.dtype, overwrite=False, resume=True
+        )
         sink.create()
         return sink
 
@@ -84,48 +76,37 @@ class BlockWork(OpensAnew):
         return OutputLock.take([self.sink], self.run, folder=self.folder.parent, member=True)
 
     @cached_property
-    def full_rule(self) -> ComponentRule | DecodedRule:
-        """The rule, with what the round before has found."""
-        if self.views is not None:
+    def labels_of(self) -> Callable[[Box, int], LocalLabels]:
+        """The function that gives the objects of a block, by what the round before has found."""
+        if (views := self.views) is not None:
             owners = load_table(self.folder.parent / OWNERS_FILE, Owners)
-            return DecodedRule(self.views, owners, self.rule.connectivity)
-        if self.config.fill_holes and not self.rule.inverted:
-            return replace(self.rule, holes=load_table(self.folder.parent / HOLES_FILE, HoleTable))
-        return self.rule
-
-    def opened(self) -> AbstractContextManager[None]:
-        """The context in which blocks are done."""
-        return contextlib.nullcontext()
-
-    def record(self, number: int) -> Path:
-        """The file of what is counted of a block."""
-        return self.folder / f"{number:06}.npz"
+            return lambda box, number: painted(views, owners, box)
+        rule = self.rule
+        if self.config.fill_holes and not rule.inverted:
+            rule = replace(rule, holes=load_table(self.folder.parent / HOLES_FILE, HoleTable))
+        return partial(rule.labels_of, self.source)
 
     def load(self, number: int) -> BlockRecord:
         """Read what is counted of a block."""
-        return BlockRecord.load(self.record(number))
-
-    def lacking(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some blocks that are not counted."""
-        return [number for number in numbers if not self.record(number).is_file()]
+        return load_table(self.files(number)[0], BlockRecord)
 
     def count(self, number: int) -> str:
         """Count the objects of a block. Returns no check."""
         box = self.grid[number]
-        labels = self.labels(number, box)
+        labels = self.labels_of(box, number)
         measures: Measures = {}
         if self.measured:
             measures = measure_block(labels, box, self.image, self.image_channels)
         voxels = labels.runs.voxels(len(labels.first))
         flat = "z" not in self.source.axes
         record = record_of(labels, box, self.grid.domain, flat, voxels, measures)
-        record.save(self.record(number))
+        save_table(self.files(number)[0], record)
         return ""
 
     def write(self, number: int) -> str:
         """Write a block with final numbers. Returns the check of its values."""
         box = self.grid[number]
-        labels = self.labels(number, box)
+        labels = self.labels_of(box, number)
         start, stop = self._starts[number : number + 2]
         if stop - start != len(labels.first):
             raise PenstockError(
@@ -138,10 +119,6 @@ class BlockWork(OpensAnew):
         self.lock.check()  # a process that was stopped long ago must not write into another run's
         self.sink.write(box, values)
         return check
-
-    def labels(self, number: int, box: Box) -> LocalLabels:
-        """The objects of a block."""
-        return self.full_rule.labels_of(self.source, box, number)
 
     @property
     def image_channels(self) -> tuple[int, ...]:
@@ -160,7 +137,7 @@ class BlockWork(OpensAnew):
         return np.load(self.folder.parent / STARTS_FILE, allow_pickle=False)
 
 
-_WORK: list[BlockWork | ViewWork] = []
+_WORK: list[RoundWork] = []
 """The work of this process, one of a pool or of a cluster."""
 _OPENED = contextlib.ExitStack()
 """The context of that work."""
@@ -170,7 +147,7 @@ _OPENED = contextlib.ExitStack()
 class BlockOrder:
     """A step on a block, for a worker of a cluster."""
 
-    work: BlockWork | ViewWork
+    work: RoundWork
     step: str
     number: int
     run: str
@@ -200,13 +177,13 @@ def do_order(order: BlockOrder) -> str:
     return _do(order.step, order.number)
 
 
-def _begin(work: BlockWork | ViewWork) -> None:
+def _begin(work: RoundWork) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
     end_with_parent()
     _open(work)
 
 
-def _open(work: BlockWork | ViewWork) -> None:
+def _open(work: RoundWork) -> None:
     _OPENED.enter_context(work.opened())
     _WORK[:] = [work]
 
@@ -216,7 +193,7 @@ def _do(step: str, number: int) -> str:
 
 
 @contextlib.contextmanager
-def _doing(work: BlockWork | ViewWork, step: str, workers: int) -> Iterator[Callable[[int], str]]:
+def _doing(work: RoundWork, step: str, workers: int) -> Iterator[Callable[[int], str]]:
     """Yield a function that does a step of the work on a block, here or in one of ``workers``
     processes. It may be called by as many threads."""
     if workers == 1:
@@ -231,7 +208,7 @@ def _doing(work: BlockWork | ViewWork, step: str, workers: int) -> Iterator[Call
 
 
 def over_blocks(
-    work: BlockWork | ViewWork, step: str, numbers: Sequence[int], workers: int
+    work: RoundWork, step: str, numbers: Sequence[int], workers: int
 ) -> Iterator[tuple[int, str]]:
     """Do a step for each of some blocks.
 

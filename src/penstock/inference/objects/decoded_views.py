@@ -9,28 +9,35 @@
                                core, whether the edge of the view cuts it, whether it is large
 
 The grid follows from the settings alone. So the labels do, too, whoever decodes which view.
+
+What views see is then joined into objects, each seen whole by the view that owns it. Two views of
+one object are one if each is the other's best match in the region that both views saw. An object
+is kept if the view whose core has the centroid of one of its views is among them; that view owns
+it, the one with the lowest number of several. What the owner sees as two, each of them whole and at
+home, stays two, whatever other views saw of them at their edges. Voxels come from the owner's view.
+A voxel that two owners claim is that of the view with the lower number.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import LabelConfig, UsageError, replacing, require
+from ...base import LabelConfig, UsageError, in_order, require
 from ...data import Box, Grid, Source, flatten
-from .block_record import load_table, save_table
+from .block_record import faces_of, load_table, save_array, save_table
+from .components import LocalLabels, in_order_of_first, runs_of
 from .decoders import Decoder, check_decoder, opened_decoder
-from .label_output import OpensAnew, open_input
-from .object_measures import extents_of
-from .voxel_runs import runs_of
+from .face_joins import groups_of
+from .label_output import RoundWork
+from .object_measures import extents_of, numbers_of_cells
 
 _HEADERS = threading.Lock()
 """Held while a header is read: numpy parses it, which fails in two threads of Python 3.11 at once
@@ -52,20 +59,11 @@ class SeenObjects(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ViewWork(OpensAnew):
-    """The views of a labelling."""
+class ViewWork(RoundWork):
+    """The views of a labelling. The grid is that of their cores."""
 
-    config: LabelConfig
-    grid: Grid
-    """The cores."""
     halo: tuple[int, ...]
     """Voxels along z y x."""
-    folder: Path
-
-    @cached_property
-    def source(self) -> Source:
-        """The scores."""
-        return open_input(self.config)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -85,14 +83,16 @@ class ViewWork(OpensAnew):
         lead = Box((box.start[0], source.domain.start[1]), (box.stop[0], source.domain.stop[1]))
         scores = source.read(lead + box[2:])[0]
         if scores.dtype.kind == "f" and np.isnan(scores.max()):
-            raise UsageError(f"IN {source.name}: a score near z y x = {_words(box)} is NaN")
+            place = " ".join(map(str, box.start[2:]))
+            raise UsageError(f"IN {source.name}: a score near z y x = {place} is NaN")
         plane = "z" not in source.axes
         decoder: Decoder = self.__dict__["_decoder"]
         labels = decoder(scores[:, 0] if plane else scores).reshape(box.shape[2:])
         labels, _ = require("fastremap", "label").renumber(np.ascontiguousarray(labels))
         seen = self._seen(labels, box)
-        save_array(self._file(number, "npy"), labels)
-        save_table(self._file(number, "npz"), seen)
+        table, array = self.files(number)
+        save_array(array, labels)
+        save_table(table, seen)
         return ""
 
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
@@ -101,35 +101,27 @@ class ViewWork(OpensAnew):
         runs = runs_of(labels, labels)
         low, high, sums = extents_of(runs, labels.shape, count)
         voxels = runs.voxels(count)
-        centroids = sums / voxels[:, None] + box.start[2:]
-        steps, anchor = self.grid.step[2:], self.grid.anchor[2:]
-        cells = np.floor((np.floor(centroids + 0.5) - anchor) / steps).astype(np.int64)
-        first = self.grid.cells.start
-        cells = cells - first[2:]
-        lead = np.full((count, 2), (box.start[0] - first[0], 0), np.int64)
-        home = np.ravel_multi_index((*lead.T, *cells.T), self.grid.cells.shape)
-        domain = self.grid.domain
+        places = np.full((count, 5), box.start)
+        places[:, 2:] += np.floor(sums / voxels[:, None] + 0.5).astype(np.int64)  # the centroids
         cut = np.zeros(count + 1, bool)
-        for axis in range(3):
-            for place, end, last in ((0, box.start, domain.start), (-1, box.stop, domain.stop)):
-                if end[axis + 2] != last[axis + 2]:
-                    cut[np.unique(np.take(labels, place, axis))] = True
+        for *_, face, is_outer in faces_of(labels, box, self.grid.domain):
+            if not is_outer:
+                cut[np.unique(face)] = True
         large: NDArray[np.bool_] = np.any(high - low > np.maximum(self.halo, 1), axis=1)
-        return SeenObjects(home.astype(np.int64), voxels, cut[1:], large)
+        return SeenObjects(numbers_of_cells(self.grid, places), voxels, cut[1:], large)
 
-    def lacking(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some views that are not decoded."""
-        files = [(n, self._file(n, "npy"), self._file(n, "npz")) for n in numbers]
-        return [n for n, *both in files if not all(map(Path.is_file, both))]
+    def files(self, number: int) -> list[Path]:
+        """The files of the objects of a view, and of their labels."""
+        return [self.folder / f"{number:06}.{suffix}" for suffix in ("npz", "npy")]
 
     def seen(self, number: int) -> SeenObjects:
         """What is known of the objects of a view."""
-        return load_table(self._file(number, "npz"), SeenObjects)
+        return load_table(self.files(number)[0], SeenObjects)
 
     def labels(self, number: int, box: Box) -> NDArray[Any]:
         """The labels of a view in a box within it (t c z y x), along z y x."""
         with _HEADERS:
-            mapped = np.load(self._file(number, "npy"), mmap_mode="r", allow_pickle=False)
+            mapped = np.load(self.files(number)[1], mmap_mode="r", allow_pickle=False)
         return np.asarray(mapped[box.within(self.view(number))[2:]])
 
     def around(self, box: Box) -> list[int]:
@@ -140,15 +132,6 @@ class ViewWork(OpensAnew):
         places = np.ndindex(*inside.shape)
         cells = (np.add(place, inside.start).tolist() for place in places)
         return [flatten(cell, self.grid.cells) for cell in cells]
-
-    def _file(self, number: int, suffix: str) -> Path:
-        return self.folder / f"{number:06}.{suffix}"
-
-
-def save_array(path: Path, array: NDArray[Any]) -> None:
-    """Write the file of an array, whole or not at all."""
-    with replacing(path) as draft, draft.open("wb") as file:
-        np.save(file, array)
 
 
 def view_work(config: LabelConfig, source: Source, domain: Box, folder: Path) -> ViewWork:
@@ -173,7 +156,7 @@ def view_work(config: LabelConfig, source: Source, domain: Box, folder: Path) ->
     if config.instance_block is not None:
         core = _along_axes(config.instance_block, source, 1)
     step = tuple(max(1, min(n, side)) for n, side in zip(core, domain.shape[2:], strict=True))
-    return ViewWork(config, Grid(domain, (1, 1, *step), domain.start), halo, folder)
+    return ViewWork(config, Grid(domain, (1, 1, *step), domain.start), folder, halo)
 
 
 def _along_axes(said: tuple[int, ...], source: Source, plane: int) -> tuple[int, ...]:
@@ -183,5 +166,141 @@ def _along_axes(said: tuple[int, ...], source: Source, plane: int) -> tuple[int,
     return said * 3 if len(said) == 1 else (*(plane,) * (3 - len(said)), *said)
 
 
-def _words(box: Box) -> str:
-    return " ".join(map(str, box.start[2:]))
+class Owners(NamedTuple):
+    """Which objects of views are painted, and as which object."""
+
+    keys: NDArray[np.int64]
+    """A row for each object of each view: the number of what it is a view of, from 1; 0 for one
+    that is not painted."""
+    starts: NDArray[np.int64]
+    """The row of the first object of each view, and the number of rows."""
+    joined: int
+    """Objects that more than one view sees."""
+    cut: int
+    """Objects that the halo of their owner does not hold."""
+    ambiguous: NDArray[np.int64]
+    """The numbers of objects that are larger than ``--object-size``, or of which a view sees two:
+    those of ``keys``."""
+
+
+def painted(work: ViewWork, owners: Owners, box: Box) -> LocalLabels:
+    """The objects of a decoder in a block: painted from the views around it."""
+    keys = np.zeros(box.shape[2:], np.int64)
+    for view in work.around(box):
+        part = work.view(view) & box
+        of_view = owners.keys[owners.starts[view] : owners.starts[view + 1]]
+        here = keys[part.within(box)[2:]]
+        seen = np.concatenate([[0], of_view])[work.labels(view, part)]
+        np.copyto(here, seen, where=here == 0)
+    labels, _ = require("fastremap", "label").renumber(keys)
+    local = in_order_of_first(labels, int(labels.max(initial=0)), labels)
+    return local._replace(keys=keys.reshape(-1)[local.first])
+
+
+def owners_of(work: ViewWork, threads: int) -> Owners:
+    """Join the views, all of which are decoded.
+
+    Args:
+        work: The views.
+        threads: Views that are matched at a time.
+
+    Returns:
+        The owners.
+    """
+    seen = [work.seen(number) for number in range(len(work.grid))]
+    starts = np.cumsum([0, *(len(each.home) for each in seen)], dtype=np.int64)
+    home = np.concatenate([each.home for each in seen])
+    view = np.repeat(np.arange(len(seen)), np.diff(starts))
+
+    def of_view(number: int) -> NDArray[np.int64]:
+        parts = [
+            matches(work, number, other, seen) + starts[[number, other]]
+            for other in work.around(work.view(number))
+            if other > number and work.config.join_rule != "owner"
+        ]
+        return np.concatenate([np.zeros((0, 2), np.int64), *parts])
+
+    pairs = np.concatenate(list(in_order(of_view, range(len(seen)), threads)))
+    groups = groups_of(len(home), pairs)
+    return _resolved(seen, groups, home, view, starts)
+
+
+def matches(
+    work: ViewWork, number: int, other: int, seen: Sequence[SeenObjects]
+) -> NDArray[np.int64]:
+    """The objects that two views both see.
+
+    At the edge of a view, a piece of one object may be taken for a piece of its neighbour. So two
+    are one only if they share much of the smaller one, or if each view is the home of its own:
+    then the object is larger than the halo.
+
+    Args:
+        work: The views.
+        number: A view.
+        other: Another one.
+        seen: The objects of all views.
+
+    Returns:
+        Pairs, each a row of either view.
+    """
+    common = work.view(number) & work.view(other)
+    if not common.size:
+        return np.zeros((0, 2), np.int64)
+    ours, theirs = (work.labels(each, common).reshape(-1) for each in (number, other))
+    both = (ours > 0) & (theirs > 0)
+    width = int(theirs.max(initial=0)) + 1
+    keys, shared = np.unique(ours[both].astype(np.int64) * width + theirs[both],
+                             return_counts=True)  # fmt: skip
+    a, b = np.divmod(keys, width)
+    size_a, size_b = np.bincount(ours, minlength=1)[a], np.bincount(theirs, minlength=1)[b]
+    config: LabelConfig = work.config
+    if config.join_rule == "touch":
+        same = shared > 0
+    else:
+        of = np.minimum(size_a, size_b) if config.join_rule == "overlap" else (
+            size_a + size_b - shared
+        )  # fmt: skip
+        alike = shared / of
+        same = (alike >= config.join) & _is_best(a, alike) & _is_best(b, alike)
+        here, there = seen[number], seen[other]
+        much = shared >= config.join * np.minimum(here.voxels[a - 1], there.voxels[b - 1])
+        same &= much | ((here.home[a - 1] == number) & (there.home[b - 1] == other))
+    return np.stack([a[same], b[same]], axis=1) - 1
+
+
+def _is_best(objects: NDArray[np.int64], alike: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether each pair is the best of its object."""
+    best = np.zeros(int(objects.max(initial=-1)) + 1)
+    np.maximum.at(best, objects, alike)
+    return alike == best[objects]
+
+
+def _resolved(
+    seen: list[SeenObjects], groups: NDArray[np.int64], home: NDArray[np.int64],
+    view: NDArray[np.int64], starts: NDArray[np.int64],
+) -> Owners:  # fmt: skip
+    """Give each group an owner."""
+    count, views = int(groups.max(initial=-1)) + 1, len(starts)
+    # An object belongs to a view that is the home of one of its group; one that is its own home
+    # comes before.
+    at_home = np.isin(groups * views + view, groups * views + home)
+    rank = np.where(home == view, view, np.where(at_home, views + view, 2 * views))
+    best = np.full(count, 2 * views)
+    np.minimum.at(best, groups, rank)
+    owner = np.where(best < 2 * views, best % views, -1)
+    painted = view == owner[groups]
+    cut, large = (np.concatenate([getattr(e, name) for e in seen]) for name in ("cut", "large"))
+    sizes = np.bincount(groups, minlength=count)
+    several = np.unique(groups * views + view, return_counts=True)
+    twice = np.zeros(count, bool)
+    twice[several[0][several[1] > 1] // views] = True
+    # Two that their owner sees whole are two, though pieces at the edges of other views join them.
+    whole = painted & ~cut & (home == view) & twice[groups]
+    keys = np.where(painted, np.where(whole, count + np.arange(len(view)), groups) + 1, 0)
+    twice[groups[painted & large]] = True
+    is_cut = np.zeros(count, bool)
+    is_cut[groups[painted & cut]] = True
+    kept = owner >= 0
+    joined, is_cut = kept & (sizes > 1), kept & is_cut
+    ambiguous = np.flatnonzero(kept & twice) + 1
+    return Owners(keys, starts, int(joined.sum()), int(is_cut.sum()), ambiguous)

@@ -18,9 +18,7 @@ from ...data import Box, Grid, flatten, unflatten
 from .block_record import BlockRecord
 from .components import REACH
 
-Offset = tuple[int, int, int]
-Touching = tuple[Offset, NDArray[np.int64], NDArray[np.int64]]
-"""The offset of a block from another, pairs of their objects that touch, and their faces."""
+Offset = tuple[int, ...]
 
 
 class Numbering(NamedTuple):
@@ -63,43 +61,26 @@ class Totals(NamedTuple):
         return cls(first, voxels, at_border, keys, starts)
 
 
-def touching(
-    grid: Grid, number: int, load: Callable[[int], BlockRecord], connectivity: int
-) -> Iterator[tuple[int, Touching]]:
-    """The pairs of objects of a block and of those after it that touch.
-
-    Args:
-        grid: The blocks.
-        number: The block.
-        load: Gives the record of a block.
-        connectivity: Which voxels are neighbours.
-
-    Yields:
-        The number of another block, and its pairs.
-    """
-    cells, reach = grid.cells, REACH[connectivity]
-    index = unflatten(number, cells)
-    here = load(number)
-    if not here.count:
-        return
-    for z, y, x in product((-1, 0, 1), repeat=3):
-        there = tuple(map(sum, zip(index, (0, 0, z, y, x), strict=True)))
-        inside = Box.of(there, (1,) * 5) in cells
-        steps = abs(z) + abs(y) + abs(x)
-        if not inside or (z, y, x) <= (0, 0, 0) or steps > reach:
-            continue
-        other = flatten(there, cells)
-        after = load(other)
-        if after.count:
-            yield other, _pairs(here, after, (z, y, x), reach - steps)
+def _after(grid: Grid, number: int, reach: int) -> Iterator[tuple[int, Offset]]:
+    """The numbers and offsets of blocks after a block that share a face with it, by a ``reach`` of
+    2 an edge, by 3 a corner."""
+    index = unflatten(number, grid.cells)
+    for offset in product((-1, 0, 1), repeat=3):
+        there = tuple(map(sum, zip(index, (0, 0, *offset), strict=True)))
+        near = sum(map(abs, offset)) <= reach and Box.of(there, (1,) * 5) in grid.cells
+        if near and offset > (0, 0, 0):
+            yield flatten(there, grid.cells), offset
 
 
-def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) -> Touching:
-    """The pairs of two blocks."""
+def _pairs(
+    here: BlockRecord, there: BlockRecord, offset: Offset, reach: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pairs of objects of two blocks that touch, and their faces."""
     ours = _side(here, offset)
     theirs = _side(there, tuple(-step for step in offset))
     free = [axis for axis in range(3) if offset[axis] == 0]
     keys, faces = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
+    width = len(there.first)
     for shift in product((-1, 0, 1), repeat=len(free)):
         if sum(map(abs, shift)) > reach:
             continue
@@ -112,7 +93,7 @@ def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) ->
         if here.values is not None and there.values is not None:
             same = here.values[a[both].astype(np.int64) - 1]
             both[both] = same == there.values[b[both].astype(np.int64) - 1]
-        pairs = (a[both].astype(np.int64) - 1) * there.count + b[both].astype(np.int64) - 1
+        pairs = (a[both].astype(np.int64) - 1) * width + b[both].astype(np.int64) - 1
         keys.append(pairs)
         if len(free) == 2 and not any(shift):
             faces = pairs
@@ -120,7 +101,7 @@ def _pairs(here: BlockRecord, there: BlockRecord, offset: Offset, reach: int) ->
     counts = np.zeros(len(different), np.int64)
     numbers, times = np.unique(faces, return_counts=True)
     counts[np.searchsorted(different, numbers)] = times
-    return offset, np.stack(np.divmod(different, there.count), axis=1), counts
+    return np.stack(np.divmod(different, width), axis=1), counts
 
 
 def _side(record: BlockRecord, offset: tuple[int, ...]) -> NDArray[Any]:
@@ -157,10 +138,16 @@ def all_touching(
         The pairs, a row for each; and those that share faces, with their number.
     """
     rows, contacts = [np.zeros((0, 2), np.int64)], []
+    reach = REACH[connectivity]
     for number in range(len(grid)):
-        for other, (offset, pairs, faces) in touching(grid, number, load, connectivity):
+        here = load(number)
+        for other, offset in _after(grid, number, reach) if len(here.first) else ():
+            there, steps = load(other), sum(map(abs, offset))
+            if not len(there.first):
+                continue
+            pairs, faces = _pairs(here, there, offset, reach - steps)
             rows.append(pairs + totals.starts[[number, other]])
-            if sum(map(abs, offset)) == 1:
+            if steps == 1:
                 contacts.append(Contacts(offset.index(1), rows[-1], faces))
     return np.concatenate(rows), contacts
 

@@ -9,6 +9,7 @@ the run folder until the end, so that a run that was killed goes on with it.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -34,7 +35,7 @@ from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
 from .block_work import BlockWork
 from .components import ComponentRule, checked_connectivity, matter_of
 from .decoded_views import ViewWork, view_work
-from .label_output import LabelOutput, open_input
+from .label_output import open_input, output_of
 
 BLOCK_VOXELS = 2**23
 """The most voxels of a block that is chosen: a worker takes about 25 bytes for each."""
@@ -63,27 +64,28 @@ class LabelJob:
         self.source = open_input(config)
         rule = _rule_of(config, self.source)
         self.taken = _taken(rule)
-        self.domain = _domain_of(config, self.source)
-        dtype = config.dtype or "uint32"
-        self.output = LabelOutput(config, self.source, self.domain)
-        self.sink = self.output.sink(dtype, overwrite=True)  # as it would be if there was none
+        self.domain = self.source.domain
+        if config.decodes:  # a decoder makes one array of all channels
+            self.domain = self.domain[:1] + Box((0,), (1,)) + self.domain[2:]
+        self.output = partial(output_of, config, self.source, self.domain)
+        # As it would be if there was none.
+        self.sink = self.output(config.dtype or "uint32", overwrite=True)
         if overlap(self.source, self.sink):
             raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")
         self.folder = config.run_dir or _beside(self.sink)
         if config.run_dir is not None:
             check_folder(self.folder, "--run-dir")
         given = [Path(each) for each in (config.in_spec, config.intensity) if isinstance(each, str)]
-        replaces = config.overwrite or config.resumes
-        check_outputs(("--table", config.table), replace=replaces, inputs=given)
+        check_outputs(
+            ("--table", config.table), replace=config.overwrite or config.resumes, inputs=given
+        )
         block = _block_of(self.sink, config.block)
         grid = Grid(self.domain, (1, 1, *block), self.sink.grid_origin)
-        measured = config.table is not None or config.decodes
         self.views: ViewWork | None = None
         if config.decodes:
             self.views = view_work(config, self.source, self.domain, self.folder / VIEWS)
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
-        folder = self.folder / OBJECTS
-        self.work = BlockWork(config, rule, grid, folder, measured, self.views)
+        self.work = BlockWork(config, grid, self.folder / OBJECTS, rule, self.views)
         _check_image(self.work.image, config, self.source)
         self.limit = config.max_memory or int(0.8 * available_memory())
         """Bytes that the processes of this machine may take."""
@@ -219,12 +221,6 @@ def _taken(rule: ComponentRule) -> str:
     """What counts as an object, in words."""
     texts = {"mask": "all that is not 0", "labels": "voxels of equal value"}
     return texts.get(rule.matter, f"what is above {rule.threshold:g}")
-
-
-def _domain_of(config: LabelConfig, source: Source) -> Box:
-    """The voxels to label: a decoder makes one array of all channels."""
-    domain = source.domain
-    return domain[:1] + Box((0,), (1,)) + domain[2:] if config.decodes else domain
 
 
 def _check_image(image: Source | None, config: LabelConfig, source: Source) -> None:

@@ -43,15 +43,22 @@ from ..run_folder.names import (
     VIEWS,
 )
 from ..stages.beginning import removed, say_unlocked
-from .block_record import load_table, save_table
+from .block_record import load_table, save_array, save_table
 from .block_work import BlockWork
 from .components import HoleTable
-from .decoded_views import ViewWork, save_array
-from .doubtful_objects import Cutout, PlaneEnds, cutouts_of, ends_at_planes, worst_first
+from .decoded_views import Owners, ViewWork, owners_of
 from .face_joins import Contacts, Totals, all_touching, groups_of, numbered, touches
 from .label_job import LabelJob
-from .object_table import merged_measures, object_columns, write_table
-from .view_joins import Owners, owners_of
+from .label_output import add_label_levels, check_count
+from .object_table import (
+    Cutout,
+    PlaneEnds,
+    cutouts_of,
+    ends_at_planes,
+    merged_measures,
+    object_columns,
+    write_table,
+)
 
 
 class Round(NamedTuple):
@@ -112,7 +119,7 @@ class LabelRun:
             return Round("decode", "decode", labelling.views, run)
         if labelling.config.fill_holes and not (self.folder / HOLES_FILE).is_file():
             around = labelling.work.rule.background()
-            work = replace(labelling.work, rule=around, folder=self.folder / HOLES, measured=False)
+            work = replace(labelling.work, rule=around, folder=self.folder / HOLES)
             return Round("fill", "count", work, run)
         if not (self.folder / STARTS_FILE).is_file():
             return Round("count", "count", labelling.work, run)
@@ -177,15 +184,13 @@ class LabelRun:
         totals, groups, _ = self._join(work)
         numbering = numbered(totals, groups, config.min_size, config.clear_border)
         save_array(self.folder / IDS_FILE, numbering.ids)
-        sink = self.labelling.output.made(
-            numbering.kept,
-            goes_on=bool(self.journal.done),
-            anew=run["overwrites"] or "output" in run,
-        )
+        goes_on, anew = bool(self.journal.done), run["overwrites"] or "output" in run
+        dtype = config.dtype or np.min_scalar_type(numbering.kept)
+        sink = self.labelling.output(dtype, resume=goes_on, overwrite=anew and not goes_on)
+        check_count(sink, numbering.kept)
         # Noted before the old output goes, so that a run that is killed knows what it had begun.
-        dtype = sink.dtype.name
-        facts = {"dtype": dtype, "objects": numbering.kept, "all": numbering.objects}
-        self.journal.fingerprint["dtypes"] = [self.labelling.source.dtype.name, dtype]
+        facts = {"dtype": sink.dtype.name, "objects": numbering.kept, "all": numbering.objects}
+        self.journal.fingerprint["dtypes"] = [self.labelling.source.dtype.name, sink.dtype.name]
         self.journal.save(
             RUN_FILE, {**run, "output": facts, "fingerprint": self.journal.fingerprint}
         )
@@ -199,9 +204,9 @@ class LabelRun:
         found of blocks."""
         labelling = self.labelling
         work, output = self.counting, read_run(self.folder)["output"]
-        sink = labelling.output.sink(output["dtype"], overwrite=False, resume=True)
+        sink = labelling.output(output["dtype"], overwrite=False, resume=True)
         sink.close()
-        levels = labelling.output.add_levels(sink)
+        levels = add_label_levels(labelling.config, sink)
         checks: dict[str, Any] = {}
         if work.measured and (self.folder / STARTS_FILE).is_file():
             checks = self._checked(work, sink)  # else an earlier start has come as far as that
@@ -230,7 +235,8 @@ class LabelRun:
             owners = load_table(self.folder / OWNERS_FILE, Owners)
             ids = numbering.ids[np.isin(totals.keys, owners.ambiguous)]
             total["ambiguous"] = np.isin(np.arange(1, numbering.kept + 1), ids)
-            rows = worst_first(total, total["ambiguous"])
+            rows = np.flatnonzero(total["ambiguous"])
+            rows = rows[np.argsort(-total["voxels"][rows], kind="stable")]  # the largest first
             checks = {
                 "owners": owners,
                 "ends": ends_at_planes(total, views.grid, views.halo),
@@ -272,7 +278,7 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
     before = journal.before
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         if not before:
-            labelling.output.sink("uint32", overwrite=config.overwrite).check()
+            labelling.output("uint32", overwrite=config.overwrite).check()
         with contextlib.closing(_locked(labelling, journal)) as lock:
             journal.lock()
             if not before:  # what an earlier run has found, before this one has a name
@@ -315,7 +321,7 @@ def _is_gone(labelling: LabelJob, journal: Journal) -> bool:
     if not journal.done:
         return False
     dtype = journal.before["output"]["dtype"]
-    return not labelling.output.sink(dtype, overwrite=False, resume=True).exists
+    return not labelling.output(dtype, overwrite=False, resume=True).exists
 
 
 def _journal(labelling: LabelJob, *, resume: bool) -> Journal:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from ...base import SUMMARY_FILE, Incomplete, number_ranges, plural, share_of
 from ..run_folder.journal import Prepared
@@ -26,12 +25,8 @@ Over = Callable[[Round, list[int]], Iterable[tuple[int, str]]]
 _DONE = {"decode": "decoded", "fill": "searched for holes", "count": "counted", "write": "written"}
 
 
-class LabelStep(NamedTuple):
-    """What a step of an array has done."""
-
-    sentence: str
-    summary: LabelSummary | None = None
-    """The summary of the whole, from the last step."""
+Step = tuple[str, LabelSummary | None]
+"""The sentence on what a step of an array has done; and from the last step the summary of all."""
 
 
 class Labelling(LabelJob):
@@ -66,7 +61,7 @@ class Labelling(LabelJob):
                 run.end_round(each)
             return run.finish()
 
-    def step(self, show: Show = lambda voxels: None) -> LabelStep:
+    def step(self, show: Show = lambda voxels: None) -> Step:
         """Do the step of an array that the settings name.
 
         Args:
@@ -86,47 +81,44 @@ class Labelling(LabelJob):
             return self._part(*share_of(self.config.part), show)
         return self._finish()
 
-    def _prepare(self) -> LabelStep:
+    def _prepare(self) -> Step:
         elements, rounds = self.config.workers or 1, len(self.config.rounds)
         with begun(self, Prepared(self.work.grid.step[2:], elements)) as run:
             run.lock.hand_over()
-        return LabelStep(
+        done = (
             f"Prepared {plural(len(self.work.grid), 'block')} in {self.folder}; next "
             f"{rounds} times: --part i/{elements} for each i, then --finish"
         )
+        return done, None
 
-    def _part(self, element: int, elements: int, show: Show) -> LabelStep:
+    def _part(self, element: int, elements: int, show: Show) -> Step:
         # Each start has files of its own, so its name ends with what no other start has.
         name = f"part-{element}-of-{elements}-{uuid.uuid4().hex[:8]}"
         with joined(self, name) as run:
             each = run.next_round()
             if each is None:
-                return LabelStep("All blocks are written; next --finish")
+                return "All blocks are written; next --finish", None
             size = len(each.work.grid)
             numbers = range((element - 1) * size // elements, element * size // elements)
             try:
                 self._do(run, each, numbers, 0, show)
             finally:  # a log without a summary is that of a process that was killed
                 run.journal.save(run.journal.own_name(SUMMARY_FILE), {"round": each.name})
-        return LabelStep(
-            f"{plural(len(numbers), 'block')} of {size} {_DONE[each.name]}; after all parts "
-            "--finish"
-        )
+        count = plural(len(numbers), "block")
+        return f"{count} of {size} {_DONE[each.name]}; after all parts --finish", None
 
-    def _finish(self) -> LabelStep:
+    def _finish(self) -> Step:
         with joined(self, None) as run:
             each = run.next_round()
             if each is None:
-                return LabelStep("Complete: all blocks are written", run.finish())
+                return "Complete: all blocks are written", run.finish()
             lacking = run.lacking(each, range(len(each.work.grid)))
             run.lock.hand_over()
             if lacking:
                 raise self._incomplete(each, lacking)
             run.end_round(each)
-        return LabelStep(
-            f"All blocks are {_DONE[each.name]}, and joined; next --part i/n for each i, then "
-            "--finish"
-        )
+        done = f"All blocks are {_DONE[each.name]}, and joined; next --part i/n for each i, then"
+        return f"{done} --finish", None
 
     def _incomplete(self, each: Round, lacking: list[int]) -> Incomplete:
         """The error that says which parts are to be started again."""

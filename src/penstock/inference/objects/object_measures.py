@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data import Box, Source
-from .components import LocalLabels
-from .voxel_runs import Runs, faces_along
+from ...data import Box, Grid, Source
+from .components import LocalLabels, Runs, faces_along
 
 Measures = dict[str, NDArray]  # type: ignore[type-arg]
 """Arrays by name, with a row for each object."""
@@ -126,3 +125,9 @@ def add_measures(total: Measures, ids: NDArray[np.int64], part: Measures) -> Non
     kept = ids > 0
     for name, column in part.items():
         _MERGED_BY.get(name, np.add).at(total[name], ids[kept] - 1, column[kept])
+
+
+def numbers_of_cells(grid: Grid, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of the cell of a grid in which each voxel lies; t c z y x in each row."""
+    index = (places - grid.anchor) // grid.step - grid.cells.start
+    return np.ravel_multi_index(tuple(index.T), grid.cells.shape).astype(np.int64)
