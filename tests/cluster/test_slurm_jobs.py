@@ -373,13 +373,13 @@ def test_a_training_that_cannot_be_is_refused_before_it_waits(
     assert sentence in line
 
 
-@pytest.mark.parametrize("name", ["sbatch", "squeue", "srun"])
+@pytest.mark.parametrize("name", ["sbatch", "scontrol", "srun"])
 def test_without_slurm_it_says_so(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = {
         "sbatch": ["slurm", "submit", "--folder", str(tmp_path / "out"), "--", *SPIRAL],
-        "squeue": ["slurm", "status", "12"],
+        "scontrol": ["slurm", "status", "12"],
         "srun": ["launch", "slurm", "--", *SPIRAL],
     }
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -468,7 +468,7 @@ def test_the_last_life_of_a_job_tells() -> None:
 
 @pytest.mark.parametrize("noise", ["", "\n", "error: x\n", "|||\n", "JobId=\n", "1|\n", "=\n"])
 def test_what_is_no_state_is_none(noise: str) -> None:
-    assert slurm_states._squeue(noise) == slurm_states._scontrol(noise) == []
+    assert slurm_states._scontrol(noise) == []
     assert slurm_states._sacct(noise) == []
 
 
@@ -477,7 +477,7 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     """Commands that say what the real ones said, in their place on PATH."""
 
     def speak(**said: tuple[int, str]) -> None:
-        for name in ("squeue", "scontrol", "sacct"):
+        for name in ("scontrol", "sacct"):
             code, text = said.get(name, (1, "slurm_load_jobs error: Invalid job id specified\n"))
             received = tmp_path / f"{name}.txt"
             received.write_text(text)
@@ -491,16 +491,16 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     return speak
 
 
-def test_each_command_is_asked_for_what_those_before_do_not_know(
+def test_accounting_is_asked_for_what_the_controller_does_not_know(
     spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoken(squeue=(0, recorded("squeue-running")), scontrol=(0, recorded("scontrol-failed")))
+    spoken(scontrol=(0, recorded("scontrol-running") + recorded("scontrol-failed")))
     states = slurm_states.job_states(["1", "3", "77"])
-    assert states["1"] == [JobState("1", "RUNNING", nodes="n[1-2]")]
+    assert states["1"] == [JobState("1", "RUNNING", None, 0, 0, 0, "n[1-2]")]
     assert states["3"] == [JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1")]
     assert states["77"] == []
     # Of an array, some wait and some have ended.
-    spoken(squeue=(0, recorded("squeue-array")), scontrol=(0, recorded("scontrol-array")))
+    spoken(scontrol=(0, recorded("scontrol-array")))
     assert [row.id for row in slurm_states.job_states(["5"])["5"]] == [
         "5_[4-5%2]", "5_3", "5_2", "5_1", "5_0",
     ]  # fmt: skip
@@ -508,15 +508,12 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     assert main(["slurm", "status", "5"]) == 3
     assert "n1     FAILED, exit code 3: it was stopped" in capsys.readouterr().out
     # One that waits, by its own number.
-    assert slurm_states._squeue("5_[7]|PENDING||\n") == [JobState("5_7", "PENDING")]
-    assert slurm_states.job_states(["5_4"])["5_4"] == [
-        JobState("5_4", "PENDING", "JobArrayTaskLimit")
-    ]
+    (waiting,) = slurm_states.job_states(["5_4"])["5_4"]
+    assert (waiting.id, waiting.words()) == ("5_4", "PENDING, JobArrayTaskLimit")
     assert main(["slurm", "status", "5_5"]) == 3
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["5_5", "PENDING,"]
     assert main(["slurm", "status", "5_6"]) == 2
     assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 5_6\n"
-    spoken(squeue=(0, recorded("squeue-array")))
     # Long ago: only accounting knows.
     spoken(sacct=(0, recorded("sacct-duplicates")))
     assert slurm_states.job_states(["1"])["1"] == [
@@ -527,14 +524,12 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     assert [row.exit_code for row in slurm_states.job_states(["5"])["5"]] == [0, 1, 2]
     spoken(sacct=(1, recorded("sacct-disabled")))
     assert slurm_states.job_states(["12"]) == {"12": []}
-    assert main(["slurm", "status", "12"]) == 2
-    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 12\n"
 
 
 def test_a_controller_that_is_gone_is_told(spoken: Callable[..., None]) -> None:
     complaint = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
-    spoken(squeue=(1, complaint))
-    with pytest.raises(PenstockError, match="squeue: Unable to contact slurm controller"):
+    spoken(scontrol=(1, complaint))
+    with pytest.raises(PenstockError, match="scontrol: Unable to contact slurm controller"):
         slurm_states.job_states(["1"])
 
 

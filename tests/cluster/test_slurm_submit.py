@@ -26,7 +26,7 @@ from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.job_status import PART, job_statuses, table_of
 from penstock.cluster.slurm_steps import Command
 
-from .test_slurm_jobs import HOSTILE, config_of, directives, recorded, recorder, spoken
+from .test_slurm_jobs import HOSTILE, config_of, directives, recorder, spoken
 
 __all__ = ["recorder", "spoken"]  # fixtures
 
@@ -383,6 +383,13 @@ def test_steps_that_compute_no_block_ask_for_one_gpu(capsys: pytest.CaptureFixtu
     assert [job["--ntasks-per-node"] for job in jobs] == ["1", "1", "1", "4", "1"]
 
 
+def told(job: str, state: str, reason: str = "None") -> str:
+    """A line of scontrol on a job, or on elements of an array."""
+    array, _, element = job.partition("_")
+    of_array = f"ArrayJobId={array} ArrayTaskId={element.strip('[]')} " if element else ""
+    return f"JobId={array} {of_array}JobState={state} Reason={reason} Dependency=(null)\n"
+
+
 def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
     spoken: Callable[..., None],
 ) -> None:
@@ -390,7 +397,8 @@ def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
     accounts = (
         "5_0|COMPLETED|0:0|n1\n5_1|FAILED|1:0|n1\n5_[4-5%2]|PENDING|0:0|\n5_2|RUNNING|0:0|n1\n"
     )
-    spoken(squeue=(0, "5_2|RUNNING|n1|None\n" + recorded("squeue-array")), sacct=(0, accounts))
+    known = told("5_2", "RUNNING") + told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit")
+    spoken(scontrol=(0, known), sacct=(0, accounts))
     rows = slurm_states.job_states(["5"])["5"]
     assert [(row.id, row.state) for row in rows] == [
         ("5_2", "RUNNING"), ("5_[4-5%2]", "PENDING"), ("5_0", "COMPLETED"), ("5_1", "FAILED"),
@@ -415,9 +423,9 @@ def test_an_array_is_a_table_of_what_is_alike(
     other = submitted(id="7", name="mine", array="1-2", kind="program", command=["true"])
     study = slurm.SlurmStudy(jobs=(first, submitted(), last, other))
     (tmp_path / "study.json").write_text(study.model_dump_json())
-    queue = "5_[4-5%2]|PENDING||JobArrayTaskLimit\n6|PENDING||Dependency\n"
+    known = told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit") + told("6", "PENDING", "Dependency")
     said = "5_0|COMPLETED|0:0|n1\n5_1|FAILED|3:0|n2\n5_2|COMPLETED|0:0|n2\n"
-    spoken(squeue=(0, queue), sacct=(0, said + "4|COMPLETED|0:0|n1\n7_2|FAILED|3:0|n1\n"))
+    spoken(scontrol=(0, known), sacct=(0, said + "4|COMPLETED|0:0|n1\n7_2|FAILED|3:0|n1\n"))
     table = table_of(job_statuses([str(tmp_path)]))
     assert [re.split(r"  +", line) for line in table] == [
         ["job", "name", "ranks", "nodes", "state"],

@@ -24,8 +24,8 @@ from ..base import (
     from_flags,
 )
 
-_OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout", "part_retries",
-            "max_failed_parts", "max_memory")  # fmt: skip
+_OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout",
+            "max_memory")  # fmt: skip
 """Settings of both, where they are given."""
 
 

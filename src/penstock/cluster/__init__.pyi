@@ -1,6 +1,7 @@
 from .batch_script import parse_sizes as parse_sizes
 from .batch_script import with_job_number as with_job_number
 from .batch_script import with_ranks as with_ranks
+from .connection import OF_WORKERS as OF_WORKERS
 from .connection import connect as connect
 from .front import share as share
 from .front import share_pieces as share_pieces
@@ -9,6 +10,7 @@ from .items import FailedItem as FailedItem
 from .items import UnfitWorker as UnfitWorker
 from .items import WorkerLeaves as WorkerLeaves
 from .items import close_after_item as close_after_item
+from .items import still_wanted as still_wanted
 from .job_status import JobStatus as JobStatus
 from .job_status import job_statuses as job_statuses
 from .job_status import table_of as table_of
@@ -32,6 +34,4 @@ from .slurm_states import cancel_jobs as cancel_jobs
 from .slurm_steps import Command as Command
 from .slurm_steps import Step as Step
 from .slurm_steps import steps_of as steps_of
-from .worker_side import OF_WORKERS as OF_WORKERS
-from .worker_side import still_wanted as still_wanted
 from .workers import Workers as Workers

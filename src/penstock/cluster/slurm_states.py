@@ -1,12 +1,12 @@
 """The states of jobs, from SLURM's commands.
 
-    squeue ──▶ scontrol show job ──▶ sacct
-    waits, runs   has just ended    accounting, where there is some
+    scontrol show job ──▶ sacct
+    waits, runs, has just ended    accounting, where there is some
 
-Each command is asked about the jobs that the commands before it do not know. Their text output is
-parsed, because not every SLURM in use writes JSON. A job that was preempted or requeued has not
-ended: it starts again under the same number. Accounting has a row for each start of a job; the last
-row counts.
+The second is asked about what the first does not know any more. Their text output is parsed,
+because not every SLURM in use writes JSON. A job that was preempted or requeued has not ended: it
+starts again under the same number. Accounting has a row for each start of a job; the last row
+counts.
 """
 
 from __future__ import annotations
@@ -84,36 +84,27 @@ def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
     Raises:
         PenstockError: SLURM does not answer.
     """
-    if not jobs:
-        return {}
-    wanted = [job.partition("_")[0] for job in jobs]
-    rows = _squeue(_answer(["squeue", "--noheader", "--format=%i|%T|%N|%r", _jobs(wanted)]))
-    return {job: _of(job, rows) for job in jobs}
+    return {job: _states_of(job) for job in jobs}
 
 
-def _of(job: str, queue: Iterable[JobState]) -> list[JobState]:
-    rows = _pick(job, queue)
-    if rows and ("_" in job or "_" not in rows[0].id):
-        return rows  # of all its elements
-    rows = _and_more(rows, _scontrol(_answer(["scontrol", "--oneliner", "show", "job", job])), job)
+def _states_of(job: str) -> list[JobState]:
+    rows = _pick(job, _scontrol(_answer(["scontrol", "--oneliner", "show", "job", job])))
+    if not rows:
+        return _pick(job, _accounted(job))
+    if "_" in job or "_" not in rows[0].id:
+        return rows
     # The controller forgets an element some minutes after its end, while others still run.
-    if not rows or "_" in rows[0].id:
-        rows = _and_more(rows, _accounted(job), job)
-    return rows
-
-
-def _and_more(rows: list[JobState], later: Iterable[JobState], job: str) -> list[JobState]:
-    """The rows of a job, and the rows of more elements that another command knows."""
-    more = _pick(job, later)
-    if rows:
-        more = [row for row in more if row.ended and not any(waits_in(row.id, r.id) for r in rows)]
-    known_ids = {row.id for row in rows}
-    return rows + [row for row in more if row.id not in known_ids]
+    names = {row.id for row in rows}
+    return rows + [
+        row
+        for row in _pick(job, _accounted(job))
+        if row.ended and row.id not in names and not any(waits_in(row.id, each) for each in names)
+    ]
 
 
 def _accounted(job: str) -> list[JobState]:
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
-    ended = ask_slurm([*command, f"--format={','.join(_FIELDS)}", _jobs([job])])
+    ended = ask_slurm([*command, f"--format={','.join(_FIELDS)}", f"--jobs={job}"])
     return [] if ended.returncode else _sacct(ended.stdout)  # no accounting here
 
 
@@ -131,10 +122,6 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
         complaint = complaint_of(ended)
         if "already comp" not in complaint.lower():
             raise UsageError(f"SLURM did not cancel {' '.join(jobs)}: {complaint}")
-
-
-def _jobs(jobs: Sequence[str]) -> str:
-    return f"--jobs={','.join(jobs)}"
 
 
 def _pick(job: str, rows: Iterable[JobState]) -> list[JobState]:
@@ -170,17 +157,6 @@ def _answer(command: Sequence[str]) -> str:
     if "invalid job id" in complaint.lower():
         return ""
     raise PenstockError(f"{command[0]}: {complaint}")
-
-
-def _squeue(text: str) -> list[JobState]:
-    """Parse rows of ``%i|%T|%N|%r``."""
-    rows = []
-    for line in text.split("\n"):
-        job, state, nodes, reason = (*line.strip().split("|", 3), "", "", "")[:4]
-        job = re.sub(r"\[(\d+)\]$", r"\1", job)  # one element that waits alone
-        if re.match(r"\d", job) and state:
-            rows.append(JobState(job, state, _or_none(reason), nodes=_or_none(nodes)))
-    return rows
 
 
 def _scontrol(text: str) -> list[JobState]:

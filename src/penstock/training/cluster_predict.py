@@ -71,8 +71,8 @@ def detect_on_cluster(
 
     try:
         results = share_pieces(
-            workers, detect_task, sorted(folders), work_of, "scene",
-            "--resume does the rest",
+            workers, detect_task, sorted(folders), "scene", "--resume does the rest",
+            work_of=work_of,
         )  # fmt: skip
         for name, answer in results:
             advance(answer[1])

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import Bytes, Knobs, Names, Natural, Overwriting, Positive, Shape, flag, many
 from .run_labels import Labels
-from .sharing import OnCluster
+from .sharing import OnWorkers
 
 PRESET_SAMPLES = 64
 
@@ -137,7 +137,7 @@ class LoaderConfig(Knobs):
     )
 
 
-class PreprocessConfig(OnCluster, Labels):
+class PreprocessConfig(OnWorkers, Labels):
     """The knobs of ``penstock preprocess``."""
 
     groups: ClassVar = {
@@ -167,7 +167,7 @@ class PreprocessConfig(OnCluster, Labels):
     )
 
 
-class PredictConfig(OnCluster, Labels):
+class PredictConfig(OnWorkers, Labels):
     """The knobs of ``penstock predict``."""
 
     groups: ClassVar = {

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, model_validator
 
-from .knobs import Natural, Overwriting, Positive, Seconds, flag
+from .knobs import Overwriting, Positive, Seconds, flag
 
 
 def _share(value: object) -> str:
@@ -29,10 +29,10 @@ def share_of(text: str) -> tuple[int, int]:
 
 
 class OnWorkers(Overwriting):
-    """Workers of a cluster, and how long and how often a job tries."""
+    """Workers of a cluster, and how long a job waits for them."""
 
     groups: ClassVar = {
-        "workers and parts": "cluster worker_timeout part_retries",
+        "workers and parts": "cluster worker_timeout",
     }
 
     cluster: str | None = flag(
@@ -45,24 +45,9 @@ class OnWorkers(Overwriting):
         help="how long a job of a cluster waits while no worker is there, or while workers die "
         "and nothing is done, before it ends with exit code 3 (default: 24h)",
     )
-    part_retries: Natural = flag(
-        2, help="how often a part (or scene, or case) that failed is tried again, with --cluster"
-    )
 
 
-class OnCluster(OnWorkers):
-    """Workers of a cluster, and the limits on failures of their parts."""
-
-    groups: ClassVar = {
-        "workers and parts": "max_failed_parts",
-    }
-
-    max_failed_parts: Natural = flag(
-        0, help="parts (or scenes) that may fail before the job of a cluster is given up"
-    )
-
-
-class Stepwise(OnCluster):
+class Stepwise(OnWorkers):
     """The knobs of a job of which each process does a step, as the elements of an array do."""
 
     groups: ClassVar = {

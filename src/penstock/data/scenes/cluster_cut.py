@@ -50,8 +50,8 @@ def cut_on_cluster(
     manifests: dict[str, dict[str, Any]] = {}
     go_on = "run again to cut the rest"
     try:
-        cut = share_pieces(workers, cut_task, [*jobs], jobs.__getitem__, "scene", go_on)
-        for name, manifest in cut:
+        pieces = share_pieces(workers, cut_task, [*jobs], "scene", go_on, work_of=jobs.__getitem__)
+        for name, manifest in pieces:
             manifests[name] = manifest
             progress(len(manifests))
     finally:

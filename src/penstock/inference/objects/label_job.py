@@ -46,7 +46,7 @@ JOINED_BYTES, MEASURED_BYTES = 100, 400
 """Bytes that the join takes for each object of a block, and those with what is measured."""
 _OF_ONE_START = frozenset(
     "in_spec out_spec overwrite resume workers block max_memory run_dir take_over levels prepare "
-    "part finish cluster worker_timeout part_retries max_failed_parts".split()
+    "part finish cluster worker_timeout".split()
 )
 """Settings that do not change what is written, or are compared as what they lead to."""
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from ...base import LabelConfig, UsageError
+from ...base import LabelConfig
 from ...cluster import connect, share_pieces, wait_for_worker
 from ..objects.block_work import BlockOrder, do_order
 from ..objects.label_run import LabelSummary, Round
 from ..objects.labelling import Labelling, Show
-from .client import absolute_place, absolute_reference
+from .client import settled
 
 
 def label_on_cluster(
@@ -35,31 +34,15 @@ def label_on_cluster(
         UsageError: The labelling cannot be done as it is asked for.
         Incomplete: Blocks failed, or no worker came; ``--resume`` goes on.
     """
-    labelling = Labelling(_settled(config))
+    labelling = Labelling(settled(config))
     with connect(config, say, preload="penstock.inference.objects.block_work") as workers:
         wait_for_worker(workers)
 
         def over(each: Round, lacking: list[int]) -> Iterator[tuple[int, str]]:
             topic = uuid.uuid4().hex
-            pairs = share_pieces(
-                workers, do_order, [*map(str, lacking)],
-                lambda name: BlockOrder(each.work, each.step, int(name), each.run, topic),
-                "block", "run again with --resume",
+            yield from share_pieces(
+                workers, do_order, lacking, "block", "run again with --resume",
+                work_of=lambda n: BlockOrder(each.work, each.step, n, each.run, topic),
             )  # fmt: skip
-            yield from ((int(name), check) for name, check in pairs)
 
         return labelling.run(begins(labelling), over)
-
-
-def _settled(config: LabelConfig) -> LabelConfig:
-    """The settings with all paths made absolute. Raises `UsageError` for arrays in memory."""
-    specs = {name: getattr(config, name) for name in ("in_spec", "out_spec", "intensity")}
-    if any(not isinstance(spec, str | Path | dict | None) for spec in specs.values()):
-        raise UsageError("--cluster needs an input and an output that workers open, not arrays")
-    settled = {name: absolute_place(spec) for name, spec in specs.items() if spec is not None}
-    for name in ("run_dir", "table"):
-        if (path := getattr(config, name)) is not None:
-            settled[name] = path.absolute()
-    if config.decoder is not None:
-        settled["decoder"] = absolute_reference(config.decoder)
-    return config.model_copy(update=settled)

@@ -75,18 +75,12 @@ class Run:
         return self.queues
 
     def check_written(self, again: str) -> None:
-        """Raise `Incomplete` unless every block of this process's parts is written, and `Lost` if
-        the outputs are another run's by now. ``again`` says how to go on."""
+        """Raise `Incomplete` unless every block of this process's parts is written. ``again`` says
+        how to go on."""
         written, blocks = self.journal.written + self.journal.skipped, self.watch.extent.blocks
         if written != blocks:
             why = f" when {self.request.why} ended the job" if self.request.why else ""
             raise Incomplete(f"{written} of {blocks} blocks were written{why}; {again}")
-        self.watch.retries.run(self.queues.flow, "the lock", "check", self.lock.check)
-
-    def close_outputs(self) -> None:
-        """Finish the outputs of a job that is done, which must be there still."""
-        for sink in self.job.sinks:
-            self.watch.retries.run(self.queues.flow, sink.name, f"close {sink.name}", sink.close)
 
     def summary(self, seconds: float | None = None) -> Summary:
         """What this process has done so far, in ``seconds``, by default those since it began."""

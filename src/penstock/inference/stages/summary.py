@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...base import format_bytes, format_seconds, plural, usable_cores
+from pydantic import TypeAdapter
+
+from ...base import SUMMARY_FILE, format_bytes, format_seconds, plural, usable_cores
 from ...data import ChunkCount
 from ...instruments import StageTotals, bottleneck
 from ..opening.heads import Clipped
+from ..run_folder.folder import Folder
+from ..run_folder.names import own_name
 
 CLIPPED_SHARE = 0.01
 """Share of an output's values. The summary says so if more are clipped to its dtype's range."""
@@ -179,6 +183,18 @@ class Summary:
             yield f"Workers: {len(self.workers)}, {each}"
         if self.startup_seconds:
             yield f"Start: the first part was begun after {format_seconds(self.startup_seconds)}"
+
+
+def summaries_of(folder: Folder | None, writers: str) -> dict[str, Summary]:
+    """The summaries that several processes left in a run folder, by the names of the processes,
+    which match the pattern ``writers``."""
+    names = () if folder is None else folder.names(own_name(SUMMARY_FILE, writers))
+    each = {name: folder.read(name) for name in names} if folder is not None else {}
+    read = TypeAdapter(Summary).validate_json
+    return {
+        name.removeprefix("summary-").removesuffix(".json"): read(text or b"")
+        for name, text in each.items()
+    }
 
 
 def merged(

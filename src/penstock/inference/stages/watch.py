@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from ...base import (
-    PenstockError,
     StageError,
     Stopped,
     begin_output,
-    describe,
     end_output,
     usable_cores,
     writing_output,
@@ -28,7 +25,7 @@ from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal
 from ..run_folder.names import METRICS_FILE, RETRIES_FILE, STACKS_FILE
 from ..tiling.parts import Extent
-from .retries import Retries, saying_full
+from .retries import Retries, forgoing, saying_full
 from .summary import LeftOut, Progress, Summary
 from .watchdog import Watchdog
 
@@ -217,13 +214,3 @@ def _cpu_seconds() -> float:
 def _export(rows: Path, metrics: Path, replace: bool) -> None:
     with forgoing(f"--metrics-json {metrics}"), writing_output(metrics, replace=replace) as draft:
         export_reference(rows, draft)
-
-
-@contextlib.contextmanager
-def forgoing(what: str) -> Iterator[None]:
-    """Warn if a record cannot be written. The job goes on."""
-    try:
-        yield
-    except (OSError, PenstockError) as error:
-        why = getattr(error, "strerror", None) or describe(error)
-        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=4)
