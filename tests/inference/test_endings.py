@@ -33,7 +33,7 @@ from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
 from penstock.inference.run_folder import ending
 from penstock.inference.stages import retries, watch
-from penstock.inference.stages.watchdog import Watchdog
+from penstock.inference.stages.watch import Watchdog
 from penstock.inference.status import read_status
 from penstock.instruments import Clock
 

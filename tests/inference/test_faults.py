@@ -21,7 +21,6 @@ from penstock.cli import main
 from penstock.data import normalize
 from penstock.data.stores.in_memory import MemorySink, MemorySource
 from penstock.inference import run as infer
-from penstock.inference.lanes import out_of_memory
 from penstock.inference.run_folder import journal
 from penstock.inference.tiling import stitch
 
@@ -255,15 +254,6 @@ def test_one_patch_that_does_not_fit_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="smaller --patch") as caught:
         infer.run_job(job(tmp_path, **knobs))
     assert caught.value.exit_code == 3
-
-
-def test_the_batch_that_fits_is_a_half_a_quarter_and_so_on() -> None:
-    fits = out_of_memory.halved_to_fit
-    assert fits(16, peak=100, of_batch=80, room=99) == 8
-    assert fits(16, peak=100, of_batch=80, room=59) == 4
-    assert fits(16, peak=100, of_batch=80, room=40) == 4
-    assert fits(16, peak=100, of_batch=80, room=10) == 1  # nothing does: the least is named
-    assert fits(1, peak=100, of_batch=80, room=10) == 1
 
 
 VOLUME = np.random.default_rng(0).integers(0, 60_000, (32, 32, 48)).astype("uint16")

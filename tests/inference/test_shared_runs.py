@@ -223,9 +223,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The patches of each batch that is run."""
     count, before = list[int](), Pipeline._before_batch
 
-    def counted(self: Pipeline, lane: int, patches: int) -> None:
+    def counted(self: Pipeline, patches: int) -> None:
         count.append(patches)
-        before(self, lane, patches)
+        before(self, patches)
 
     monkeypatch.setattr(Pipeline, "_before_batch", counted)
     return count

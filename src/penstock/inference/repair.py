@@ -19,6 +19,7 @@ from ..models import REGISTRY, check_model_name
 from .opening.job import Job
 from .run import run_job
 from .run_folder.journal import Journal
+from .run_folder.names import is_label_run
 from .run_folder.reader import RunFolder
 from .stages.summary import Progress, Summary
 from .verify import Proof
@@ -49,7 +50,7 @@ def reopened(run: RunFolder, config: VerifyConfig) -> Job:
         UsageError: Input, model or weights are not there, are not those of the run, or are not
             trusted.
     """
-    if run.content.get("verb") == "label":
+    if is_label_run(run.content):
         raise UsageError(
             "blocks of labels are made again by penstock verify OUTPUT --forget, and then penstock "
             "label as before with --resume"

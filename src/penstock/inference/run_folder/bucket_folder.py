@@ -28,7 +28,6 @@ from ...base import RUN_FILE, PenstockError, UsageError, has_login, is_draft, re
 from ...data import Bucket
 from .block_log import Key, lost_line
 from .bucket_log import RemoteLog
-from .local import TAIL_BYTES
 from .names import LOGS_FOLDER, is_run
 
 _STORES = ("zarr.json", ".zarray", ".zgroup", "attributes.json")
@@ -131,9 +130,6 @@ class RemoteFolder:
 
     def telemetry(self) -> list[list[dict[str, Any]]]:
         return []
-
-    def tail(self, name: str) -> bytes:
-        return (self.read(name) or b"")[-TAIL_BYTES:]
 
     def close(self) -> None:
         if self._here is None:

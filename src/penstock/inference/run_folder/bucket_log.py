@@ -22,8 +22,6 @@ from .names import LOGS_FOLDER, plain_name
 FLUSH_S = 1.0
 """Seconds between two writes of a log. A kill loses at most the notes of these seconds, and their
 blocks are written again."""
-MOST_PENDING = 256
-"""Number of waiting lines that are written at once."""
 LINES = 16_384
 """Lines of an object, about half a megabyte: little to write again each second, and few objects."""
 
@@ -44,7 +42,7 @@ class RemoteLog:
         """Number of these lines that the store has."""
         self._number = 1
         self._lock, self._flushing = threading.Lock(), threading.Lock()
-        self._wake, self._ended = threading.Event(), False
+        self._ended = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
 
@@ -59,15 +57,8 @@ class RemoteLog:
         if self._error is not None:
             raise self._error
         with self._lock:
-            if not self._ended:
+            if not self._ended.is_set():
                 self._lines.append(line)
-        if self.pending >= MOST_PENDING:
-            self._wake.set()
-
-    @property
-    def pending(self) -> int:
-        """Number of lines that a kill would lose."""
-        return len(self._lines) - self._stored
 
     def flush(self) -> None:
         """Store what was appended."""
@@ -86,20 +77,16 @@ class RemoteLog:
     def close(self) -> None:
         """Store what was appended, if the store allows it."""
         with self._lock:
-            if self._ended:
+            if self._ended.is_set():
                 return
-            self._ended = True
-        self._wake.set()
-        if not self._thread.is_alive():  # it was never begun
-            return
-        self._thread.join()
-        with contextlib.suppress(PenstockError):  # their blocks are written again
-            self.flush()
+            self._ended.set()
+        if self._thread.is_alive():  # else it was never begun
+            self._thread.join()
+            with contextlib.suppress(PenstockError):  # their blocks are written again
+                self.flush()
 
     def _work(self) -> None:
-        while not self._ended:
-            self._wake.wait(FLUSH_S)
-            self._wake.clear()
+        while not self._ended.wait(FLUSH_S):
             try:
                 self.flush()
             except PenstockError as error:

@@ -5,6 +5,7 @@ kill cannot lose what is done. `bucket_folder` has one in a bucket, with the sam
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import threading
@@ -24,7 +25,7 @@ from ...base import (
 )
 from ...instruments import set_aside
 from .block_log import ENDED_TORN, Key, is_line, lost_line
-from .names import LOG_FILE, LOGS_FOLDER, METRICS_FILE, is_run, of_each, own_name, rows_of
+from .names import LOG_FILE, LOGS_FOLDER, METRICS_FILE, is_run, of_each, own_name
 
 try:
     import fcntl
@@ -169,20 +170,24 @@ class LocalFolder:
         )
         return not logs <= ends
 
-    def tail(self, name: str) -> bytes:
-        """The end of a file, with enough bytes for its last rows."""
-        with contextlib.suppress(OSError), (self.path / name).open("rb") as rows:
-            rows.seek(max(0, rows.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return rows.read()
-        return b""
-
     def telemetry(self) -> list[list[dict[str, Any]]]:
         """The last rows of metrics of each process of this start; none of them is empty."""
         began = (self.path / RUN_FILE).stat().st_mtime - 1  # clocks of file systems are coarse
-        names = self.names(METRICS_FILE, of_each(METRICS_FILE))
-        tails = (rows_of(self.tail(name)) for name in names)
-        fresh = ([row for row in tail if row["time"] >= began] for tail in tails)
+        each = map(self._last_rows, self.names(METRICS_FILE, of_each(METRICS_FILE)))
+        fresh = ([row for row in rows if row["time"] >= began] for rows in each)
         return [rows for rows in fresh if rows]
+
+    def _last_rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows at the end of a file, without incomplete ones."""
+        rows = []
+        with (self.path / name).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    row = json.loads(line)
+                    if isinstance(row, dict) and "time" in row:
+                        rows.append(row)
+        return rows
 
     def close(self) -> None:
         """Store the files of `here` for good. They are in the folder already."""

@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,9 @@ def is_run(content: bytes) -> bool:
     return False
 
 
-def rows_of(tail: bytes) -> list[dict[str, Any]]:
-    """The rows at the end of a file, without incomplete ones."""
-    rows = []
-    for line in tail.splitlines():
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and "time" in row:
-                rows.append(row)
-    return rows
+def is_label_run(run: Mapping[str, Any]) -> bool:
+    """Whether a run.json is that of ``penstock label``, and not of ``infer``."""
+    return run.get("verb") == "label"
 
 
 def default_run_dir(sink: Located) -> Path | None:

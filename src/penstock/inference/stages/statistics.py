@@ -104,36 +104,27 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     copied = sample is not None or any(each.nonzero for each in job.values.each)
     held = (4 if copied else 2) * math.prod(step) * len(volume.channels) * source.dtype.itemsize
 
-    def work() -> None:
-        while not flow.failed:
-            with lock:
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            with watch.stage("read", f"statistics at {piece} of {source.name}"):
-                array = np.empty((len(volume.channels), *piece.shape), source.dtype)
-                inside = np.ones(piece.shape, np.bool_)
+    def count(piece: Box) -> None:
+        with watch.stage("read", f"statistics at {piece} of {source.name}"):
+            array = np.empty((len(volume.channels), *piece.shape), source.dtype)
+            inside = np.ones(piece.shape, np.bool_)
 
-                def read(
-                    piece: Box = piece,
-                    array: NDArray[Any] = array,
-                    inside: NDArray[np.bool_] = inside,
-                ) -> None:
-                    if sample is not None:
-                        inside[...] = sample.inside(volume, piece, source)
-                        if not inside.any():
-                            return
-                    volume.read(source, piece, array)
-                    # Without --missing error, chunks are counted when bricks are read.
-                    if job.config.missing == "error":
-                        chunks.look(number, piece, piece, array)
+            def read() -> None:
+                if sample is not None:
+                    inside[...] = sample.inside(volume, piece, source)
+                    if not inside.any():
+                        return
+                volume.read(source, piece, array)
+                # Without --missing error, chunks are counted when bricks are read.
+                if job.config.missing == "error":
+                    chunks.look(number, piece, piece, array)
 
-                watch.retries.run(flow, source.name, f"statistics at {piece}", read)
-            with lock, watch.probe.span("statistics", piece):
-                _add(job, counters, array if sample is None else array[:, inside])
+            watch.retries.run(flow, source.name, f"statistics at {piece}", read)
+        with lock, watch.probe.span("statistics", piece):
+            _add(job, counters, array if sample is None else array[:, inside])
 
-    for i in range(max(1, min(job.config.prep_workers, room // held))):
-        flow.spawn(f"statistics-{i}", work)
+    threads = max(1, min(job.config.prep_workers, room // held))
+    flow.each("statistics", pieces, count, threads)
     flow.join(lambda: watch.check(0))
 
 
