@@ -43,7 +43,7 @@ HEAVY_ROOMS = frozenset(
     inference/stages/counting.py inference/stages/pipeline.py
     inference/stages/reading.py inference/stages/run.py inference/stages/statistics.py
     inference/stages/watch.py inference/stages/writing.py inference/sharing/steps.py
-    inference/recompute.py inference/repair.py inference/run.py
+    inference/repair.py inference/run.py
     training/checkpoint.py training/cluster_predict.py training/detecting.py
     training/fabric_plugins.py training/feed.py
     training/loop.py training/not_finite.py training/predict.py training/profiling.py

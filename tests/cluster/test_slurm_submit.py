@@ -23,7 +23,7 @@ from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.cluster import batch_script, presets, slurm_states
 from penstock.cluster import slurm_jobs as slurm
-from penstock.cluster.job_status import PART, job_statuses, table_of
+from penstock.cluster.slurm_states import PART, job_statuses, table_of
 from penstock.cluster.slurm_steps import Command
 
 from .test_slurm_jobs import HOSTILE, config_of, directives, recorder, spoken

@@ -34,7 +34,7 @@ from penstock.inference.planning import cuts
 from penstock.inference.run_folder import ending
 from penstock.inference.stages import retries, watch
 from penstock.inference.stages.watch import Watchdog
-from penstock.inference.status import read_status
+from penstock.inference.status import RunLook
 from penstock.instruments import Clock
 
 from ..preloaded import started
@@ -377,11 +377,11 @@ def test_rates_of_several_processes_add_up(folder: Path) -> None:
     rows_of(folder / "metrics-1.jsonl", now - 500, 0, 30, 60)  # of an earlier start
     with (folder / "done.log").open("a") as log:
         assert lock_file(log)
-        assert read_status(folder).state == "running"  # in another open file of this process
-        assert read_status(folder).per_second == pytest.approx(5)
-        assert read_status(folder).complete
-    assert read_status(folder).state == "killed"
-    assert read_status(folder).per_second is None
+        assert RunLook(folder).status().state == "running"  # in another open file of this process
+        assert RunLook(folder).status().per_second == pytest.approx(5)
+        assert RunLook(folder).status().complete
+    assert RunLook(folder).status().state == "killed"
+    assert RunLook(folder).status().per_second is None
 
 
 def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
@@ -394,7 +394,7 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
     (folder / "metrics-a.jsonl").write_text(f"{row}\n")
     with (folder / "done-b.log").open("a") as log:
         assert lock_file(log)
-        line = read_status(folder).line()
+        line = RunLook(folder).status().line()
     assert line.startswith("running: 27 of 27 blocks are written (100.0%), ")
     assert "failing" not in line
 
@@ -442,7 +442,7 @@ def test_a_run_whose_store_is_away_says_for_how_long(
         write(self, *args)
 
     def look(progress: penstock.Progress) -> None:
-        status = read_status(tmp_path / "run")
+        status = RunLook(tmp_path / "run").status()
         if status.failing is not None and status.failing[0] > 0:
             lines.append(status.line())
 
@@ -450,7 +450,7 @@ def test_a_run_whose_store_is_away_says_for_how_long(
     infer.run_job(job(tmp_path, metrics_interval=0.1, retry_for="1min"), look)
     assert lines[0].startswith("running: 0 of 27 blocks")
     assert re.search(r"a store has been failing for .*s of 1 min 0 s at most", lines[0])
-    assert read_status(tmp_path / "run").failing is None
+    assert RunLook(tmp_path / "run").status().failing is None
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"]])

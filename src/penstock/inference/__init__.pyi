@@ -9,10 +9,10 @@ from .opening.plans import plan_job as plan_job
 from .opening.seams import reach_of as reach_of
 from .planning.at_scale import scale_lines as scale_lines
 from .planning.plan import Plan as Plan
-from .recompute import Recomputed as Recomputed
-from .recompute import recompute_blocks as recompute_blocks
-from .recompute import sample as sample
+from .repair import Recomputed as Recomputed
+from .repair import recompute_blocks as recompute_blocks
 from .repair import repair_run as repair_run
+from .repair import sample as sample
 from .repair import take_off as take_off
 from .run import run_inference as run_inference
 from .run import run_job as run_job
@@ -22,8 +22,8 @@ from .run_folder.names import is_label_run as is_label_run
 from .run_folder.reader import RunFolder as RunFolder
 from .run_folder.reader import open_run as open_run
 from .run_folder.reader import run_folder_of as run_folder_of
+from .sharing.client import label_on_cluster as label_on_cluster
 from .sharing.client import run_on_cluster as run_on_cluster
-from .sharing.label_client import label_on_cluster as label_on_cluster
 from .sharing.steps import run_step as run_step
 from .stages.summary import Progress as Progress
 from .stages.summary import Summary as Summary

@@ -59,14 +59,6 @@ class RunStatus:
         return f"{sentence}; {self.why}" if self.why else sentence
 
 
-def read_status(place: Path | str) -> RunStatus:
-    """Read the state of a run. Nothing is changed.
-
-    Raises `UsageError` if the folder cannot be read.
-    """
-    return RunLook(place).status()
-
-
 class RunLook:
     """Reads the folder of a run repeatedly, and each time only the new lines of its logs."""
 

@@ -21,16 +21,12 @@ from ...base import (
     UsageError,
     is_draft,
     is_locked,
+    lock_file,
     replacing,
 )
 from ...instruments import set_aside
 from .block_log import ENDED_TORN, Key, is_line, lost_line
 from .names import LOG_FILE, LOGS_FOLDER, METRICS_FILE, is_run, of_each, own_name
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 TAIL_BYTES = 2**20
 """Number of bytes that are read at the end of a file of rows, about 20 minutes of metrics."""
@@ -129,7 +125,7 @@ class LocalFolder:
 
         ``seen`` says how far each log was read, in units of the folder's own, and is updated.
         """
-        # A folder that was copied from a bucket has several files for a log: see `bucket_log`.
+        # A folder that was copied from a bucket has several files for a log: see `bucket_folder`.
         for _, parts in groupby(self._logs(run), lambda name: name.rpartition("/")[0] or name):
             yield (line for name in parts for line in self._lines(name, seen))
 
@@ -203,12 +199,11 @@ class LogFile:
         """
         self._file: IO[bytes] | None = path.open("a+b")
         self._lock = threading.Lock()
-        try:
-            self.lacking = _claim(self._file)
-            """The reason why the file has no lock, None if it has one."""
-        except BlockingIOError:
+        if not lock_file(self._file):
             self.close()
-            raise
+            raise BlockingIOError(f"{path} is another process's")
+        self.lacking = None if is_locked(path) else "its file system, or this system, has none"
+        """The reason why the file has no lock, None if it has one."""
 
     def begin(self, *, anew: bool) -> None:
         """Empty the file if it is begun ``anew``, else make its last line whole."""
@@ -237,20 +232,3 @@ class LogFile:
             with contextlib.suppress(OSError):  # `append` has raised it already
                 self._file.close()
             self._file = None
-
-
-def _claim(file: IO[bytes]) -> str | None:
-    """Lock an open file for this process, until it is closed or the process ends.
-
-    Returns the reason why there is no lock, or None. Raises `BlockingIOError` if another process
-    has locked the file.
-    """
-    if fcntl is None:
-        return "this system has no flock"
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        return f"its file system refuses it: {error.strerror}"
-    return None

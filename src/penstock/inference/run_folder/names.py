@@ -44,7 +44,7 @@ IDS_FILE, STARTS_FILE = "ids.npy", "starts.npy"
 AMBIGUOUS_FILE = "ambiguous.csv"
 """The rows of the table that a reader should look at; the picture of some lies beside it."""
 LOGS_FOLDER = "done/"
-"""Folder of the logs of a run folder in a bucket; see `bucket_log`."""
+"""Folder of the logs of a run folder in a bucket; see `bucket_folder`."""
 RUN_FILES = (RUN_FILE, LOG_FILE, SCALINGS_FILE, METRICS_FILE, SUMMARY_FILE,
              RETRIES_FILE, STACKS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
 """The files of a run folder."""

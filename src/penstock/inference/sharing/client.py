@@ -1,8 +1,8 @@
-"""Run a job on the workers of a cluster: the client's side, which needs neither model nor device.
+"""Run a job, or label, on the workers of a cluster: the client's side.
 
-A worker opens the job and plans it. The client creates the outputs, gives the shares out, and at
-the end checks in the logs that every block is written. If the client is killed, another one goes on
-with ``--resume``.
+It needs neither model nor device: a worker opens the job and plans it. The client creates the
+outputs, gives the shares out, and at the end checks in the logs that every block is written. If the
+client is killed, another one goes on with ``--resume``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from ...base import (
 from ...cluster import FailedItem, Workers, connect, share, share_pieces, wait_for_worker
 from ...data import OutputLock, is_transient
 from ...instruments import Nvml
+from ..objects.block_work import BlockOrder, do_order
+from ..objects.label_run import LabelSummary, Round
+from ..objects.labelling import Labelling, Show
 from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
@@ -295,3 +298,37 @@ def _progress(plan: Plan, journal: Journal, seconds: float) -> Progress:
     patches = round(plan.num_patches * left / plan.num_blocks)
     rate = blocks / plan.num_blocks * plan.input_bytes / seconds / 1e6
     return Progress(round(patches * blocks / max(1, left)), patches, blocks, left, seconds, rate)
+
+
+def label_on_cluster(
+    config: LabelConfig,
+    begins: Callable[[Labelling], Show],
+    say: Callable[[str], None] = lambda sentence: None,
+) -> LabelSummary:
+    """Label an array on the workers of a cluster.
+
+    Args:
+        config: The settings; ``cluster`` names the workers.
+        begins: Called with the labelling once it is opened; gives what is called with the voxels
+            that are done.
+        say: Called with a sentence now and then, while no worker is there.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UsageError: The labelling cannot be done as it is asked for.
+        Incomplete: Blocks failed, or no worker came; ``--resume`` goes on.
+    """
+    labelling = Labelling(settled(config))
+    with connect(config, say, preload="penstock.inference.objects.block_work") as workers:
+        wait_for_worker(workers)
+
+        def over(each: Round, lacking: list[int]) -> Iterator[tuple[int, str]]:
+            topic = uuid.uuid4().hex
+            yield from share_pieces(
+                workers, do_order, lacking, "block", "run again with --resume",
+                work_of=lambda n: BlockOrder(each.work, each.step, n, each.run, topic),
+            )  # fmt: skip
+
+        return labelling.run(begins(labelling), over)
