@@ -465,16 +465,6 @@ def test_what_is_no_scheduler_is_one_sentence(port: int) -> None:
     assert asyncio.run(called()).startswith(f"--cluster {address}: no scheduler answers ")
 
 
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [("tls://127.0.0.1:9", "ssl_context"), ("tcp://127.0.0.1", "missing port number")],
-)
-def test_an_address_that_cannot_be_asked_says_why(address: str, why: str) -> None:
-    sentence = sentence_of(address)
-    assert sentence.startswith(f"--cluster {address}: no scheduler answers there (")
-    assert why in sentence
-
-
 @pytest.mark.slow
 def test_workers_load_what_a_job_needs_before_it_is_given_to_them() -> None:
     """Their processes begin with one heap: set later, it would not hold for Dask's threads. And

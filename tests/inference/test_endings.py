@@ -21,16 +21,12 @@ import pytest
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
 from penstock.base.errors import Incomplete, StageError
 from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.data.stores import lock as output_lock
 from penstock.data.stores.in_memory import MemorySink, MemorySource
 from penstock.inference import run as infer
-from penstock.inference.opening.job import Job
-from penstock.inference.planning import cuts
 from penstock.inference.run_folder import ending
 from penstock.inference.stages import retries, watch
 from penstock.inference.stages.watch import Watchdog
@@ -127,39 +123,6 @@ def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match=r"SIGTERM ended the job; run again with --resume$"):
         infer.run_job(started_job, request=request)
     assert infer.run_job(job(tmp_path, normalize="global")).blocks_written == 27
-
-
-@pytest.mark.parametrize(
-    ("seam", "normalize"),
-    [("blend", "global"), pytest.param("trim", "percentile", marks=pytest.mark.slow)],
-)
-def test_blocks_that_are_half_done_are_made_again(
-    seam: str, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuts, "BRICK_VOXELS", 2000)
-    source = np.random.default_rng(0).normal(size=(40, 40, 6)).astype("float32")
-    slow = write_model(tmp_path, "slow", SLOW)
-
-    def begun(out: str, **more: Any) -> Job:
-        knobs = {"in_spec": source, "out_spec": tmp_path / out, "model_type": slow, "patch": 8,
-                 "overlap": 2, "block": 16, "chunks": 16, "devices": "cpu", "seam_mode": seam,
-                 "normalize": normalize, "head_kind": "intensity", "prep_workers": 1,
-                 "max_inflight_batches": 1}  # fmt: skip
-        return Job(build(InferConfig, knobs | more))
-
-    infer.run_job(begun("whole.zarr"))
-    request = ending.EndRequest()
-
-    def ask(progress: penstock.Progress) -> None:
-        if progress.blocks_done >= 2:
-            request.ask("SIGTERM")
-
-    monkeypatch.setenv("NAP", "0.01")
-    with pytest.raises(Incomplete, match=r"^\d+ of 9 blocks were written when SIGTERM ended"):
-        infer.run_job(begun("out.zarr"), ask, request)
-    monkeypatch.delenv("NAP")
-    assert 2 <= infer.run_job(begun("out.zarr", resume=True)).blocks_skipped < 9
-    assert (values(tmp_path / "out.zarr") == values(tmp_path / "whole.zarr")).all()
 
 
 def test_a_request_after_the_last_block_ends_nothing(tmp_path: Path) -> None:

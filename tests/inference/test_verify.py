@@ -362,14 +362,6 @@ def test_another_fill_value_is_found(out: Path) -> None:
     assert verify(out) == 1
 
 
-def test_a_whole_store_that_was_emptied_is_missing(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(out / "0/c")
-    assert verify(out) == 3
-    assert "none of its chunks is stored" in capsys.readouterr().out
-
-
 def test_the_output_of_another_run_is_not_this_runs(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
