@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from penstock.base.errors import Incomplete, StageError
 from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.data.stores import lock as output_lock
-from penstock.data.stores.in_memory import MemorySink, MemorySource
+from penstock.data.stores.in_memory import MemorySink
 from penstock.inference import run as infer
 from penstock.inference.run_folder import ending
 from penstock.inference.stages import retries, watch
@@ -81,7 +80,7 @@ def ended(process: BaseProcess, folder: Path) -> str:
 
 
 def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, side=48)
     with monkeypatch.context() as patch:
@@ -96,8 +95,9 @@ def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
         f"penstock infer: {blocks(tmp_path)} of 27 blocks were written when SIGUSR1 ended "
         "the job; run again with --resume"
     )
-    noted = json.loads((tmp_path / "out.zarr.penstock/ended.json").read_text())
-    assert noted["error"].startswith(f"{blocks(tmp_path)} of 27 blocks were written")
+    code, line = said(capsys, tmp_path / "out.zarr")
+    assert code == 3 and line.startswith(f"ended: {blocks(tmp_path)} of 27 blocks are written (")
+    assert line.endswith(f"{error.removeprefix('penstock infer: ')}\n")
     assert main([*command, "--resume"]) == 0
     assert (values(tmp_path / "out.zarr") == distinct(48)).all()
     assert not (tmp_path / "out.zarr.penstock/ended.json").exists()
@@ -277,37 +277,6 @@ def test_a_run_is_at_work_then_killed_then_done(
     assert said(capsys, tmp_path / "out.zarr", "--watch") == (
         0, "done: 8 of 8 blocks are written (100.0%)\n"
     )  # fmt: skip
-
-
-def test_a_run_that_ended_says_why_and_which_faults_it_met(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retries, "FIRST_S", 0.001)
-    request, failed, reads = ending.EndRequest(), threading.Event(), itertools.count()
-    read, write = MemorySource.read, MemorySink.write
-
-    def fails_once(self: MemorySink, *args: Any) -> None:
-        if not failed.is_set():
-            request.ask("SIGTERM")
-            failed.set()
-            raise ConnectionResetError("reset by peer")
-        write(self, *args)
-
-    def waits(self: MemorySource, *args: Any) -> Any:
-        assert next(reads) < 20 or failed.wait(60)  # some are not read yet when the job is to end
-        return read(self, *args)
-
-    monkeypatch.setattr(MemorySink, "write", fails_once)
-    monkeypatch.setattr(MemorySource, "read", waits)
-    with pytest.raises(penstock.Incomplete):
-        infer.run_job(job(tmp_path, normalize="percentile"), request=request)
-    code, line = said(capsys, tmp_path / "run")
-    assert code == 3
-    assert re.fullmatch(
-        r"ended: \d+ of 27 blocks are written \([\d.]+%\); \d+ of 27 blocks were written when "
-        r"SIGTERM ended the job; run again with --resume\n",
-        line,
-    )
 
 
 def rows_of(path: Path, began: float, *counts: int) -> None:

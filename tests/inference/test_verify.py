@@ -428,28 +428,6 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
 
 
 @pytest.mark.slow
-def test_a_run_that_an_array_shared_is_proven_as_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.save("in.npy", DATA)
-    words = [
-        *"infer --in-spec in.npy --out-spec out.zarr --model-type identity --patch 16".split(),
-        *"--overlap 2 --block 16 --chunks 16 --devices cpu --threads 1 --normalize none".split(),
-    ]
-    for step in ("--prepare --workers 2", "--part 2/2", "--part 1/2", "--finish"):
-        assert verify("out.zarr") == {"--prepare": 2, "--finish": 0}.get(step.split()[0], 3)
-        assert main([*words, *step.split()]) == 0
-    assert verify("out.zarr", "--recompute", "10%") == 0
-    assert "1 of 8 blocks (--seed 0): 1 have the same bits" in capsys.readouterr().out
-    for index in ((0, 0, 1), (1, 1, 1)):
-        flip(chunk(Path("out.zarr"), *index))
-    assert main(["repair", "out.zarr"]) == 0
-    assert "Repaired: 2 blocks computed again" in capsys.readouterr().out
-    assert verify("out.zarr") == 0
-
-
-@pytest.mark.slow
 def test_an_output_on_s3_is_proven_and_repaired_and_a_store_that_is_away_is_not_called_damaged(
     s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
