@@ -80,32 +80,27 @@ def connect(
     Raises:
         UsageError: The address is not valid, or no scheduler answers there.
     """
-    versions = versions_of(libraries)
-    with _reached(str(knobs.cluster), gpus, preload) as (client, where):
+    distributed, address = require("distributed", "cluster"), str(knobs.cluster)
+    with contextlib.ExitStack() as stack:
+        place, where = address, address
+        if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
+            processes = int(local[1]) if local[1] else gpus or usable_cores()
+            where = f"{processes} process(es) of this machine"
+            # A nanny sets its worker's variables in this process, too, and leaves them there.
+            stack.enter_context(environment_kept())
+            place = stack.enter_context(_local(distributed, processes, gpus, preload))
+        elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
+            _check_scheduler(distributed, address)
+        else:
+            raise UsageError(
+                f"--cluster {address} is none of local, local:N and an address such as "
+                "tcp://HOST:8786"
+            )
+        client = stack.enter_context(_client(distributed, place))
         waiting = Waiting(where, knobs.worker_timeout, say)
-        workers = Workers(client, waiting, versions=versions)
-        with _counting(workers):
-            yield workers
-
-
-@contextlib.contextmanager
-def _reached(address: str, gpus: int, preload: str | None) -> Iterator[tuple[Any, str]]:
-    """The client of Dask, and the workers in words."""
-    distributed = require("distributed", "cluster")
-    if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
-        processes = int(local[1]) if local[1] else gpus or usable_cores()
-        local_ones = _local(distributed, processes, gpus, preload)
-        # A nanny sets its worker's variables in this process, too, and leaves them there.
-        with environment_kept(), local_ones as cluster, _client(distributed, cluster) as client:
-            yield client, f"{processes} process(es) of this machine"
-    elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
-        _check_scheduler(distributed, address)
-        with _client(distributed, address) as client:
-            yield client, address
-    else:
-        raise UsageError(
-            f"--cluster {address} is none of local, local:N and an address such as tcp://HOST:8786"
-        )
+        workers = Workers(client, waiting, versions=versions_of(libraries))
+        stack.enter_context(_counting(workers))
+        yield workers
 
 
 @contextlib.contextmanager

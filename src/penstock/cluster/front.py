@@ -15,8 +15,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..base import Incomplete, PenstockError, UsageError, describe, format_bytes, plural
 from .items import FailedItem, NotDone, guarded
@@ -127,16 +126,16 @@ def wait_for_worker(workers: Workers, check: Callable[[], object] = lambda: None
         time.sleep(TICK_S)
 
 
-@dataclass(slots=True)
-class _Given:
-    """An item that Dask has, or is to get again."""
+class _Given(NamedTuple):
+    """An item that Dask has."""
 
     item: Any
-    future: Any = None
-    before: object = None
+    future: Any
+    before: object
     """Whatever was saved of the item when it was given out."""
 
 
+_END = object()
 _LOST = NotDone("", "")
 """The value of an item that no worker has any more."""
 
@@ -158,7 +157,7 @@ class _Front:
         self.work_of, self.saved, self.most_unfit = work_of, saved, most_unfit
         self.given: dict[str, _Given] = {}
         """The items that Dask has, by key."""
-        self.again: deque[_Given] = deque()
+        self.again: deque[Any] = deque()
         """Items to give out before others."""
         self.finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Futures that have ended. Dask puts them here in a thread of its own."""
@@ -175,7 +174,7 @@ class _Front:
                 self._look(progress())
                 self.ends = self.ends or ending()
                 self._refill()
-                if not self.given and (self.ends or self._is_used_up()):
+                if not self.given and (self.ends or (self.exhausted and not self.again)):
                     return
                 with contextlib.suppress(queue.Empty):
                     yield from self._take(self.finished.get(timeout=TICK_S))
@@ -200,36 +199,27 @@ class _Front:
 
     def _refill(self) -> None:
         """Give out as many items as the workers that are there need."""
-        for _ in range(len(self.workers.fit) - len(self.given)):
-            if self.ends or self._is_used_up():
+        for _ in range(0 if self.ends else len(self.workers.fit) - len(self.given)):
+            item = self.again.popleft() if self.again else next(self.items, _END)
+            if item is _END:
+                self.exhausted = True
                 return
-            if self.again:
-                self._submit(self.again.popleft())
-            else:
-                for item in itertools.islice(self.items, 1):
-                    self._submit(_Given(item))
-                    break
-                else:
-                    self.exhausted = True
+            self._submit(item)
 
-    def _is_used_up(self) -> bool:
-        return self.exhausted and not self.again
-
-    def _submit(self, given: _Given) -> None:
-        workers = self.workers
-        given.before = self.saved(given.item)
-        given.future = self.client.submit(
+    def _submit(self, item: Any) -> None:
+        workers, before = self.workers, self.saved(item)
+        future = self.client.submit(
             guarded,
             workers.token,
             self.function,
-            self.work_of(given.item),
+            self.work_of(item),
             key=f"{workers.token}-{next(_NUMBERS)}",
             pure=False,
             retries=RETRIES,
             resources=workers.resources,
         )
-        self.given[given.future.key] = given
-        given.future.add_done_callback(self.finished.put)
+        self.given[future.key] = _Given(item, future, before)
+        future.add_done_callback(self.finished.put)
 
     def _take(self, future: Any) -> Iterator[tuple[Any, Any]]:
         """Yield an item that is done or given up. Any other is given out again."""
@@ -240,7 +230,7 @@ class _Front:
             return
         del self.given[future.key]
         if isinstance(value, NotDone):
-            self.again.append(given)
+            self.again.append(given.item)
             if value.unfit:
                 workers.leave_out(value.address, value.unfit)
                 too_many = len(workers.left_out) >= self.most_unfit and not workers.served

@@ -167,11 +167,6 @@ class Workers:
         self.fit.pop(address, None)
         self.ask_each(dismiss, self.token, within_s=ANSWER_S, of=[address])
 
-    def ask(self, function: Callable[..., Any], *args: Any, **how: Any) -> list[Any]:
-        """The answers of `ask_each` that are no exceptions."""
-        answers = self.ask_each(function, *args, **how).values()
-        return [each for each in answers if not isinstance(each, BaseException)]
-
     def ask_each(
         self,
         function: Callable[..., Any],

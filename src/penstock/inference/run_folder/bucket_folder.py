@@ -102,9 +102,6 @@ class RemoteFolder:
     def set_aside(self, name: str) -> None:
         self.delete(name)
 
-    def rows(self, name: str) -> Path:
-        return self.here / name
-
     def log(self, run: str, writer: str | None, outputs: Sequence[str]) -> RemoteLog:
         before = json.loads(self.read(RUN_FILE) or b"{}")
         theirs = before.get("fingerprint", {}).get("outputs", outputs)

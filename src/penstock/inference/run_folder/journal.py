@@ -109,7 +109,7 @@ class Journal:
 
     def own_rows(self, name: str) -> Path | None:
         """The local file to which this process appends rows."""
-        return None if self.folder is None else self.folder.rows(self.own_name(name))
+        return None if self.folder is None else self.folder.here / self.own_name(name)
 
     def named(self, name: str) -> str:
         """The path of a file of the folder, for messages."""

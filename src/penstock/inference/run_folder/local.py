@@ -107,10 +107,6 @@ class LocalFolder:
         """Give a file of an earlier start a number, if it is there."""
         set_aside(self.path / name)
 
-    def rows(self, name: str) -> Path:
-        """A local file below `here`, to append rows to. It begins with the rows of the folder."""
-        return self.path / name
-
     def log(self, run: str, writer: str | None, outputs: Sequence[str]) -> LogFile:
         """Open the log of a process of a run with these outputs. The folder is made if need be.
 

@@ -192,43 +192,36 @@ class _Client:
         before, startup = voxels_of(self.job.plan, self.journal.done), 0.0
         shared_by = self.job.config.workers or 1
         try:
-            complete = not self.job.counts
+            lacks = len(self.journal.done) < self.job.plan.num_blocks
+            complete = not (lacks and self.job.counts)
             while not complete and not self.request.why:  # more than 16 bits take two rounds
-                shared = self._shared(worker_side.count_share_of, COUNTS_PER_WORKER * shared_by)
-                complete = True in [value for _, value in shared]
+                counts = COUNTS_PER_WORKER * shared_by
+                complete = True in self._shared(worker_side.count_share_of, counts)
             startup = time.monotonic() - self.began
-            elements = min(SHARES_PER_WORKER * shared_by, len(self.job.plan.parts))
-            list(self._shared(worker_side.compute_share_of, elements, left_only=True))
+            if lacks:
+                elements = min(SHARES_PER_WORKER * shared_by, len(self.job.plan.parts))
+                self._shared(worker_side.compute_share_of, elements)
         finally:
             if not isinstance(sys.exception(), KeyboardInterrupt):  # a second signal: at once
                 within = self.job.config.grace + 2 * MARGIN_S
-                self.workers.ask(worker_side.leave, self.order.topic, within_s=within)
+                self.workers.ask_each(worker_side.leave, self.order.topic, within_s=within)
         self._look()
         self._check_complete()
         return self._summary(before, startup)
 
-    def _shared(
-        self, function: Callable[[Share], Any], elements: int, left_only: bool = False
-    ) -> Iterator[tuple[Share, Any]]:
-        """Have workers do all shares, or only those that have blocks ``left``."""
+    def _shared(self, function: Callable[[Share], Any], elements: int) -> list[Any]:
+        """Have workers do all shares. Returns what the function returned for each."""
         shares = (Share(self.order, each, elements) for each in range(1, elements + 1))
-        wanted = filter(self._left, shares) if left_only else shares
-        return share_pieces(
-            self.workers, function, wanted, "share", "run again with --resume",
+        done = share_pieces(
+            self.workers, function, shares, "share", "run again with --resume",
             progress=self._tick, saved=self._saved, ending=lambda: bool(self.request.why),
         )  # fmt: skip
+        return [value for _, value in done]
 
     def _saved(self, shared: Share) -> int:
         """Number of blocks of a share that are written."""
         numbers = self.job.plan.parts.share(shared.element, shared.elements)
         return sum(written_in(self.job.plan.parts, n, self.journal.done) for n in numbers)
-
-    def _left(self, shared: Share) -> bool:
-        """Whether a share has blocks that are not written."""
-        parts = self.job.plan.parts
-        return (
-            self._saved(shared) < parts.extent(parts.share(shared.element, shared.elements)).blocks
-        )
 
     def _tick(self) -> int:
         """Attend to a request to end, and look into the logs now and then.
@@ -263,7 +256,7 @@ class _Client:
                 f"{format_seconds(within)} at most; a second signal ends the job at once"
             )
             asked = (worker_side.ask_end, self.order.topic, self.request.why)
-            self.workers.ask(*asked, within_s=MARGIN_S)
+            self.workers.ask_each(*asked, within_s=MARGIN_S)
         self.request.check(within)
 
     def _check_complete(self) -> None:

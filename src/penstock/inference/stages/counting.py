@@ -9,10 +9,10 @@ as all the shares of a number cover each value once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from copy import deepcopy
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,11 +76,11 @@ class Counting:
 
     def _whole_round(self, journal: Journal) -> list[str] | None:
         """The files of the next round, in any number of shares of which none is missing."""
-        there: dict[int, list[str]] = {}
-        for file in _folder(journal).names(f"{STATISTICS_FOLDER}/round-{self.merged + 1}-of-*/*"):
-            if (number := re.search(r"-of-(\d+)/\d+\.npz$", file)) is not None:
-                there.setdefault(int(number[1]), []).append(file)
-        whole = (files for elements, files in there.items() if len(files) == elements)
+        there: dict[str, list[str]] = {}
+        pattern = f"{STATISTICS_FOLDER}/round-{self.merged + 1}-of-*/*.npz"
+        for file in _folder(journal).names(pattern):
+            there.setdefault(Path(file).parent.name.rpartition("-")[2], []).append(file)
+        whole = (files for elements, files in there.items() if len(files) == int(elements))
         return next(whole, None)
 
     def save(self, journal: Journal, element: int, elements: int, counters: list[Counters]) -> None:

@@ -253,15 +253,18 @@ def merged(
 
 
 def _added_stages(each: Sequence[Mapping[str, StageTotals]]) -> dict[str, StageTotals]:
-    total: dict[str, StageTotals] = {}
-    for stages in each:
-        for name, stage in stages.items():
-            sums = total.setdefault(name, StageTotals())
-            sums.busy += stage.busy
-            sums.waited += stage.waited
-            sums.count += stage.count
-            sums.threads = max(sums.threads, stage.threads)
-    return total
+    total: dict[str, list[StageTotals]] = {}
+    for name, stage in (item for stages in each for item in stages.items()):
+        total.setdefault(name, []).append(stage)
+    return {
+        name: StageTotals(
+            busy=sum(stage.busy for stage in some),
+            waited=sum(stage.waited for stage in some),
+            count=sum(stage.count for stage in some),
+            threads=max(stage.threads for stage in some),
+        )
+        for name, some in total.items()
+    }
 
 
 def _added_left_out(each: Sequence[LeftOut]) -> LeftOut | None:
