@@ -40,7 +40,7 @@ HEAVY_ROOMS = frozenset(
     inference/lanes/bricks.py inference/lanes/equipment.py
     inference/lanes/lane.py inference/lanes/scatter.py
     inference/lanes/transfers.py inference/lanes/values.py
-    inference/stages/counting.py inference/stages/pipeline.py
+    inference/stages/pipeline.py
     inference/stages/reading.py inference/stages/run.py inference/stages/statistics.py
     inference/stages/watch.py inference/stages/writing.py inference/sharing/steps.py
     inference/repair.py inference/run.py

@@ -35,7 +35,7 @@ from penstock.inference.run_folder.journal import Journal, Prepared
 from penstock.inference.run_folder.local import LogFile
 from penstock.inference.sharing import on_worker as worker_side
 from penstock.inference.sharing.on_worker import JobOrder, Share, compute_share_of, count_share_of
-from penstock.inference.stages import counting
+from penstock.inference.stages import statistics
 from penstock.inference.stages.beginning import begun
 from penstock.inference.stages.pipeline import Pipeline, compute
 from penstock.inference.stages.reading import wanted_bricks
@@ -362,13 +362,13 @@ def test_a_worker_reads_what_was_counted_in_a_round_once(
     order: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each share would read all that was counted before it."""
-    given, read, merge = order(normalize="global"), [], counting._merge
+    given, read, merge = order(normalize="global"), [], statistics._merge
 
     def noted(packed: bytes | None, histograms: Any) -> None:
         read.append(packed)
         merge(packed, histograms)
 
-    monkeypatch.setattr(counting, "_merge", noted)
+    monkeypatch.setattr(statistics, "_merge", noted)
     complete = [count_share_of(Share(given, each, 2)) for each in (1, 2, 1, 2)]
     assert complete == [False, False, False, True], "float32 is counted in two rounds"
     compute_share_of(Share(given, 1, 4))

@@ -68,14 +68,13 @@ def read_study(path: Path) -> SlurmStudy:
     """The study in a file, or in a folder. Raises `UsageError` if it cannot be read."""
     path = path / STUDY_FILE if path.is_dir() else path
     try:
-        study = SlurmStudy.model_validate_json(path.read_text())
+        return SlurmStudy.model_validate_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValidationError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not a list of jobs that penstock slurm submit wrote"
         ) from error
-    return study
 
 
 def slurm_scripts(steps: Sequence[Step], python: str) -> list[str]:

@@ -148,6 +148,7 @@ class KeptRun:
         from ..opening.job import Job
         from ..stages.beginning import joined
         from ..stages.run import Run
+        from ..stages.statistics import Counting
 
         one_heap()
         self.order, self.lock = order, threading.Lock()
@@ -158,6 +159,7 @@ class KeptRun:
         with contextlib.ExitStack() as ends:
             journal, lock = ends.enter_context(joined(job, name, run=order.run))
             self.run = Run(job, journal, lock)
+            self.counting = Counting(self.run)
             self.run.open_outputs()
             journal.join()
             ends.enter_context(self.run.at_work())
@@ -242,23 +244,21 @@ def _kept(order: JobOrder) -> KeptRun:
 
 def count_share_of(share: Share) -> bool:
     """Count a share of the values of the input, on a worker. Returns whether all are counted."""
-    from ..stages.statistics import count_share
-
-    with _kept(share.order).at_work() as run:
-        count_share(run, share.element, share.elements)
-        return run.counting.advance(run.journal)
+    kept = _kept(share.order)
+    with kept.at_work():
+        kept.counting.count(share.element, share.elements)
+        return kept.counting.advance()
 
 
 def compute_share_of(share: Share) -> None:
     """Compute a share of the parts, on a worker."""
     from ..stages.pipeline import compute
-    from ..stages.statistics import shared_scalings
 
     kept = _kept(share.order)
     with kept.at_work() as run:
         run.journal.refresh()  # what others have written of this share need not be done again
         if kept.scalings is None:
-            kept.scalings = shared_scalings(run, share.elements)
+            kept.scalings = kept.counting.scalings(share.elements)
         compute(run, run.parts.share(share.element, share.elements), kept.scalings)
 
 

@@ -25,7 +25,7 @@ from ..run_folder.journal import Journal, Prepared
 from ..stages.beginning import begun, completed, joined
 from ..stages.pipeline import compute
 from ..stages.run import Run
-from ..stages.statistics import count_share, shared_scalings
+from ..stages.statistics import Counting
 from ..stages.summary import Progress, Summary, merged, summaries_of
 
 
@@ -98,7 +98,7 @@ def _count(job: Job, element: int, elements: int, request: EndRequest | None) ->
     if not job.values.counted:
         return StepOutcome("Nothing to count: no percentiles of the whole volume are wanted")
     with _joined(job, f"--statistics {element}/{elements}", range(0), request) as run:
-        return StepOutcome(count_share(run, element, elements))
+        return StepOutcome(Counting(run).count(element, elements))
 
 
 def _write(
@@ -113,7 +113,7 @@ def _write(
         run.open_outputs()
         run.journal.join()
         try:
-            compute(run, numbers, shared_scalings(run, elements), progress)
+            compute(run, numbers, Counting(run).scalings(elements), progress)
         finally:  # what a start has done counts for the job's summary, also if it is cut short
             run.journal.save(run.journal.own_name(SUMMARY_FILE), asdict(run.summary()))
         run.check_written(f"run --part {element}/{elements} again")

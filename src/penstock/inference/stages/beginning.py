@@ -180,22 +180,18 @@ def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared
 
 
 def _facts(job: Runnable, journal: Journal) -> dict[str, Any]:
-    """What run.json says of a job: its settings, its plan in numbers, its name and tags."""
+    """What run.json says of a job: its settings, its plan in numbers, its name and tags. A resumed
+    run keeps its own name and tags."""
     settings = as_settings(job.config)
+    kinds = Counter("gpu" if kind == "cuda" else kind for kind in job.plan.facts.devices)
+    devices = "-".join(f"{count}{kind}" for kind, count in kinds.items())
+    model = str(next(iter(journal.fingerprint.get("model", ())), "infer"))
     return {
         "blocks": job.plan.num_blocks,
         "settings": {n: v for n, v in settings.items() if n not in Labels.model_fields},
         "plan": plan_numbers(job.plan),
-        **_labels(job, journal),
+        **run_labels(job.config, default_name(f"infer-{model}", devices), journal.before),
     }
-
-
-def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
-    """The name and the tags of a run. A resumed run keeps its own."""
-    kinds = Counter("gpu" if kind == "cuda" else kind for kind in job.plan.facts.devices)
-    devices = "-".join(f"{count}{kind}" for kind, count in kinds.items())
-    model = str(next(iter(journal.fingerprint.get("model", ())), "infer"))
-    return run_labels(job.config, default_name(f"infer-{model}", devices), journal.before)
 
 
 def plan_numbers(plan: Plan) -> dict[str, Any]:

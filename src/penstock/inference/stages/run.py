@@ -14,7 +14,6 @@ from ..opening.job import Job
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal
 from ..tiling.stitch import Block
-from .counting import Counting
 from .first_level import FirstLevel
 from .summary import Summary
 from .watch import Watch
@@ -80,7 +79,6 @@ class Run:
         self.chunks = ChunkCounter(
             job.source, [(v.t, v.channels) for v in job.volumes], job.config.missing
         )
-        self.counting = Counting(job)
         self.levels: dict[int, FirstLevel] = {}
         """The first level below outputs, by the output's number, of which blocks are halved as they
         are written."""
