@@ -11,7 +11,7 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,50 +110,54 @@ def _opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> Re
     return job
 
 
-_PLACES = ("in_spec", "out_spec", "intensity")
-_REFERENCES = ("model_type", "decoder")
-_PATHS = ("weights", "run_dir", "table")
-
-
 def settled(config: AnyConfig) -> AnyConfig:
     """The settings with all paths made absolute.
 
     Raises `UsageError` for a model, input or output in memory, which no other process can open.
     """
-    changes: dict[str, Any] = {}
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if name in _REFERENCES and value is not None:
-            if not isinstance(value, str):
-                raise UsageError("--cluster needs a model by name, reference or file, not a module")
-            changes[name] = absolute_reference(value)
-        elif name in _PLACES and isinstance(value, tuple):
-            changes[name] = tuple(map(absolute_place, value))
-        elif name in _PLACES and value is not None:
-            changes[name] = absolute_place(value)
-        elif name in _PATHS and isinstance(value, Path):
-            changes[name] = value.absolute()
+    given = {name: getattr(config, name, None) for name in _ABSOLUTE}
+    changes = {name: _ABSOLUTE[name](value) for name, value in given.items() if value is not None}
     return config.model_copy(update=changes)
 
 
-def absolute_reference(name: str) -> str:
-    """Make the path in ``FILE`` or ``FILE:FUNCTION`` absolute. Return other names as they are."""
-    place, colon, function = name.rpartition(":")
-    file = Path(place if colon else function)
-    return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
-
-
 def absolute_place(spec: Any) -> Any:
-    """Make a path absolute. Return URLs and TensorStore's JSON as they are.
+    """Make a path absolute, or each of several. Return URLs and TensorStore's JSON as they are.
 
     Raises `UsageError` for an array, which no other process can open.
     """
+    if isinstance(spec, tuple):
+        return tuple(map(absolute_place, spec))
     if not isinstance(spec, str | Path | dict):
         raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
     text = str(spec)
     if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):
         return spec
     return str(Path(text).absolute())
+
+
+def absolute_reference(name: Any) -> str:
+    """Make the path in ``FILE`` or ``FILE:FUNCTION`` absolute. Return other names as they are.
+
+    Raises `UsageError` for a module, which no other process can open.
+    """
+    if not isinstance(name, str):
+        raise UsageError("--cluster needs a model by name, reference or file, not a module")
+    place, colon, function = name.rpartition(":")
+    file = Path(place if colon else function)
+    return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
+
+
+def absolute_path(path: Path | str) -> Path | str:
+    """Make a local path absolute. Return a URL as it is."""
+    return path.absolute() if isinstance(path, Path) else path
+
+
+_ABSOLUTE: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("in_spec", "out_spec", "intensity"), absolute_place),
+    **dict.fromkeys(("model_type", "decoder"), absolute_reference),
+    **dict.fromkeys(("weights", "run_dir", "table"), absolute_path),
+}
+"""How the settings that name a place are made absolute."""
 
 
 class _Client:
@@ -171,12 +175,11 @@ class _Client:
     ) -> None:
         self.job, self.workers, self.journal, self.lock = job, workers, journal, lock
         self.progress, self.request, self.say = progress, request, say
-        run_dir = job.run_dir
         config = job.config.model_copy(
             update={
                 "resume": True,
                 "overwrite": False,
-                "run_dir": run_dir.absolute() if isinstance(run_dir, Path) else run_dir,
+                "run_dir": absolute_path(job.run_dir or ""),
                 # On a CPU, each worker takes as many for a forward as the one that plans.
                 "threads": job.config.threads or job.made_by["threads"],
             }

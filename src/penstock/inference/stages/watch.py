@@ -127,8 +127,7 @@ class Watch:
         """Of each head, the number of values that were clipped, and of all."""
         self._counting = threading.Lock()
         self._sampler: Sampler | None = None
-        self._cpu_before: float | None = None
-        self._cpu_seconds = 0.0
+        self._cpu_before = _cpu_seconds()
 
     @contextlib.contextmanager
     def sampling(
@@ -156,13 +155,6 @@ class Watch:
                     stack.callback(_export, rows, config.metrics_json, config.overwrite)
                 stack.enter_context(self._sampler)
             yield
-        self._cpu_seconds, self._cpu_before = self.cpu_seconds, None
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Seconds of processor time of this process since sampling began."""
-        before = self._cpu_before
-        return self._cpu_seconds if before is None else _cpu_seconds() - before
 
     def _gauges(self, lengths: Callable[[], dict[str, float]]) -> dict[str, float]:
         return {
@@ -237,7 +229,7 @@ class Watch:
         ``chunks`` and ``unlocked``."""
         plan, journal = self.job.plan, self.journal
         seconds = self.probe.elapsed if seconds is None else seconds
-        totals = self.probe.totals()
+        totals, cpu_seconds = self.probe.totals(), _cpu_seconds() - self._cpu_before
         stages = {name: totals[name] for name in _STAGES if name in totals}
         clipped = zip(self.job.heads, self.job.sinks, self._clipped, strict=True)
         return Summary(
@@ -248,8 +240,8 @@ class Watch:
             blocks_skipped=journal.skipped,
             blocks_planned=self.extent.blocks,
             stages=stages,
-            bound_by=bottleneck(stages, seconds, self.cpu_seconds, usable_cores()),
-            cpu_seconds=self.cpu_seconds,
+            bound_by=bottleneck(stages, seconds, cpu_seconds, usable_cores()),
+            cpu_seconds=cpu_seconds,
             peak_rss=self._sampler.peak_rss if self._sampler else None,
             planned_peak=plan.memory.total,
             clipped=tuple(
