@@ -288,11 +288,16 @@ def test_a_scheduler_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> No
             list(share(workers, work, itertools.count()))
 
 
-def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, said = [0.0], list[str]()
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time on the clock of those who wait."""
+    seconds = [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(now: list[float]) -> None:
+    said = list[str]()
     wait = Waiting("local", 300, said.append)
     wait.note(0)
     now[0] = 250
@@ -308,36 +313,28 @@ def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(
 
 @pytest.mark.parametrize("how", ["died", "left"])  # a nanny sends SIGTERM first
 def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    how: str, now: list[float]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     wait = Waiting("local", 300)
-    for seconds in range(0, 1000, 100):  # each death is followed by progress
-        now[0], wait.gone = seconds, how
+    for now[0] in range(0, 1000, 100):  # each death is followed by progress
+        wait.gone = how
         wait.progressed()
         wait.note(1)
-    for seconds in (1000, 1100, 1199):
-        now[0], wait.gone = seconds, how
+    for now[0] in (1000, 1100, 1199):
+        wait.gone = how
         wait.note(1)
     now[0], wait.limit = 1200, " (memory limit 1.00 GiB)"
-    with pytest.raises(
-        Incomplete,
-        match=rf"of local \(memory limit 1.00 GiB\) {how}, and there was no progress for 5 min 0 s",
-    ):
+    said = rf"of local \(memory limit 1.00 GiB\) {how}, and there was no progress for 5 min 0 s"
+    with pytest.raises(Incomplete, match=said):
         wait.note(1)
 
 
-def test_a_worker_that_leaves_once_is_replaced_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+def test_a_worker_that_leaves_once_is_replaced_by_the_next(now: list[float]) -> None:
     wait = Waiting("local", 300)
     wait.note_gone(died=False)
     for now[0] in (200, 400):
         wait.note(1)
     wait.note_gone(died=False)
-    now[0] = 699
-    wait.note(1)
     now[0] = 700
     with pytest.raises(Incomplete, match="of local left, and there was no progress for 5 min 0 s"):
         wait.note(1)

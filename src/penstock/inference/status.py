@@ -38,10 +38,6 @@ class RunStatus:
     processes: int
     """Number of processes that write the run now; 0 if that is not known."""
 
-    @property
-    def complete(self) -> bool:
-        return self.blocks_done >= self.blocks_planned
-
     def line(self) -> str:
         """The state in one line."""
         share = self.blocks_done / max(1, self.blocks_planned)

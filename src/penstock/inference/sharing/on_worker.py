@@ -173,10 +173,12 @@ class KeptRun:
         share begins. ``within_s`` is the longest time to wait for it, if it is not negative."""
         self.run.request.ask(why)
         if self.lock.acquire(timeout=within_s):
-            before_leaving(self.order.topic, None)
-            self._idle.cancel()
-            self.ends.close()
-            self.lock.release()
+            try:
+                before_leaving(self.order.topic, None)
+                self._idle.cancel()
+                self.ends.close()
+            finally:
+                self.lock.release()
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[Run]:
