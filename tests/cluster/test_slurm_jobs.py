@@ -392,7 +392,7 @@ def test_what_is_no_study(tmp_path: Path, text: str | None, sentence: str) -> No
 def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:
     settings = {
         "id": number, "name": "spiral-2", "ranks": 2, "nodes": 2, "log": "slurm-%j.out",
-        "output_dir": "%j", "command": SPIRAL, "submitted": "2026-01-01T00:00:00+00:00",
+        "output_dir": "%j", "command": SPIRAL,
     }  # fmt: skip
     return slurm.SlurmJob.model_validate({**settings, **changes})
 

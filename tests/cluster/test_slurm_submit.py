@@ -402,7 +402,6 @@ def submitted(**changes: Any) -> slurm.SlurmJob:
     settings = {
         "id": "5", "name": "parts", "ranks": 1, "nodes": 1, "log": "slurm-%A_%a.out",
         "command": ["infer", "--part", "%a/6"], "kind": "verb", "array": "0-5%2",
-        "submitted": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
     return slurm.SlurmJob.model_validate({**settings, **changes})
 

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +45,6 @@ class SlurmJob(BaseModel):
     output_dir: str | None = None
     """The folder of its training; %j may stand for its number."""
     command: tuple[str, ...]
-    submitted: str
     kind: Kind = "ranks"
     array: str | None = None
     """Its elements, as sbatch takes them; None if it is no array."""
@@ -172,7 +170,6 @@ def submit_job(
         nodes=config.nodes,
         output_dir=None if command.output_dir is None else _seen_from(folder, command.output_dir),
         command=command.words,
-        submitted=datetime.now(UTC).isoformat(timespec="seconds"),
         kind=command.kind,
         array=config.array,
         waits_for=waits_for,

@@ -157,7 +157,7 @@ _ABSOLUTE: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("model_type", "decoder"), absolute_reference),
     **dict.fromkeys(("weights", "run_dir", "table"), absolute_path),
 }
-"""How the settings that name a place are made absolute."""
+"""Functions that make settings absolute, by the names of those that name a place."""
 
 
 class _Client:
