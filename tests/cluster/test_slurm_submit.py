@@ -99,16 +99,6 @@ def test_flags_win_over_a_config_and_that_over_a_preset(
     assert (got["--mem"], got["--qos"], got["--nodes"]) == ("3G", "b", "2")
 
 
-@pytest.mark.parametrize("name", presets.shipped_presets())
-def test_what_is_shipped_has_the_form_of_a_user_s_own(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = tmp_path / "copy.yaml"
-    copy.write_text((presets.SHIPPED / f"{name}.yaml").read_text())
-    shipped = rendered(capsys, "--preset", name, "--", "true")
-    assert rendered(capsys, "--preset", str(copy), "--", "true") == shipped
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -287,20 +277,6 @@ def test_what_is_refused_before_it_waits(
 ) -> None:
     line = refused(capsys, *words)
     assert sentence in line and "word" not in line.replace("--password", "")
-
-
-@pytest.mark.parametrize(
-    ("asked", "directive"),
-    [("64", "1-64"), ("64%8", "1-64%8"), ("1", "1-1"), ("0-7", "0-7"), ("1,4,8", "1,4,8"),
-     ("0-98:2%4", "0-98:2%4"), ("5-5", "5-5")],
-)  # fmt: skip
-def test_a_number_is_the_elements_of_an_array(
-    asked: str, directive: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words in (["true"], ["train", "spiral"]):
-        (text,) = rendered(capsys, "--array", asked, "--", *words)
-        got = directives(text)
-        assert (got["--array"], got["--output"]) == (directive, "outputs/slurm-%A_%a.out")
 
 
 def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -397,15 +397,3 @@ def test_a_worker_of_another_maker_is_left_out_by_what_differs(
         compute_share_of(Share(given, 1, 4))
     with pytest.raises(UnfitWorker, match=differs):
         worker_side.open_job((given.config, 1, ""))
-
-
-def test_a_worker_that_does_not_see_the_weights_is_left_out(order: Begin) -> None:
-    """The client and another worker have seen them."""
-    Path("mine.py").write_text(
-        "from torch import nn\ndef net():\n    return nn.Conv3d(1, 1, 3, padding=1)\n"
-    )
-    torch.save(nn.Conv3d(1, 1, 3).state_dict(), "net.pt")
-    given = order(model_type="mine.py:net", weights="net.pt")
-    Path("net.pt").unlink()
-    with pytest.raises(UnfitWorker, match=r"--weights net\.pt: there is no such file"):
-        compute_share_of(Share(given, 1, 4))
