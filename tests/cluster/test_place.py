@@ -15,7 +15,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.cluster.place import Place, find_place, tasks_elsewhere
+from penstock.cluster.place import Place, find_place, first_host, tasks_elsewhere
 from penstock.training import slurm_step
 from penstock.training.log_lines import first_lines, last_lines
 
@@ -75,6 +75,18 @@ def test_where_ranks_meet() -> None:
         find_place({name: text for name, text in STEP.items() if name != "SLURM_STEP_NODELIST"})
     with pytest.raises(UsageError, match="SLURM_PROCID is 'five'"):
         find_place({**STEP, "SLURM_PROCID": "five"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"), ("n1,n2", "n1"), ("n[1-2]", "n1"), ("n[01,03-07]", "n01"), ("n[7]", "n7"),
+        ("gpu-a[0123,0124],cpu[1-9]", "gpu-a0123"), ("r[1-2]n[3-4]", "r1n3"),
+        ("a-1.b-2", "a-1.b-2"),
+    ],
+)  # fmt: skip
+def test_the_first_host(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
 
 
 def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:

@@ -279,6 +279,20 @@ def test_what_is_refused_before_it_waits(
     assert sentence in line and "word" not in line.replace("--password", "")
 
 
+@pytest.mark.parametrize(
+    ("asked", "directive"),
+    [("64", "1-64"), ("64%8", "1-64%8"), ("1", "1-1"), ("0-7", "0-7"), ("1,4,8", "1,4,8"),
+     ("0-98:2%4", "0-98:2%4"), ("5-5", "5-5")],
+)  # fmt: skip
+def test_a_number_is_the_elements_of_an_array(
+    asked: str, directive: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["true"], ["train", "spiral"]):
+        (text,) = rendered(capsys, "--array", asked, "--", *words)
+        got = directives(text)
+        assert (got["--array"], got["--output"]) == (directive, "outputs/slurm-%A_%a.out")
+
+
 def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--array", "64%8", "--gpus-per-node", "1", "--dependency", "afterok:5",
              "--output", "logs/%A-%a.txt", "--error", "%a.err", "--venv", "/env"]  # fmt: skip
