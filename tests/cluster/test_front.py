@@ -412,7 +412,7 @@ def test_a_worker_whose_memory_limit_is_too_low_ends_the_job_and_is_named() -> N
             n_workers=1, threads_per_worker=1, memory_limit="700MiB", host="127.0.0.1",
             dashboard_address=None, silence_logs=logging.CRITICAL,
         ) as cluster,
-        connect(OnWorkers(cluster=cluster.scheduler_address, worker_timeout=300)) as workers,
+        connect(OnWorkers(cluster=cluster.scheduler_address, worker_timeout=3000)) as workers,
     ):  # fmt: skip
         ((_, value),) = share(workers, needs_memory, [0])
     assert isinstance(value, FailedItem) and value.exit_code == 3
