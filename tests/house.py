@@ -38,12 +38,12 @@ HEAVY_ROOMS = frozenset(
     inference/opening/fitted.py inference/opening/seam_error.py inference/opening/seams.py
     models/probes.py
     inference/lanes/bricks.py inference/lanes/equipment.py
-    inference/lanes/lane.py inference/lanes/out_of_memory.py inference/lanes/scatter.py
+    inference/lanes/lane.py inference/lanes/scatter.py
     inference/lanes/transfers.py inference/lanes/values.py
-    inference/stages/counting.py inference/stages/pipeline.py inference/stages/queues.py
+    inference/stages/pipeline.py
     inference/stages/reading.py inference/stages/run.py inference/stages/statistics.py
     inference/stages/watch.py inference/stages/writing.py inference/sharing/steps.py
-    inference/recompute.py inference/repair.py inference/run.py
+    inference/repair.py inference/run.py
     training/checkpoint.py training/detecting.py
     training/fabric_plugins.py training/feed.py
     training/loop.py training/predict.py training/profiling.py

@@ -95,7 +95,7 @@ def test_a_batch_that_does_not_fit_is_named() -> None:
     volume = np.random.default_rng(0).integers(0, 200, (70, 90, 110)).astype("uint16")
     knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "normalize": "none", "amp": "off",
                              "batch": 32, "head_kind": "intensity"}  # fmt: skip
-    with pytest.raises(penstock.StageError, match="a batch of 16 should fit") as caught:
+    with pytest.raises(penstock.StageError, match="run again with --resume --batch 16") as caught:
         run(volume, Hungry(), "cuda:0", **knobs)
     assert caught.value.exit_code == 3
 

@@ -125,7 +125,7 @@ def test_the_client_keeps_what_workers_bring(
         Launch(f"zoo:{animal}", case, 60.0, 0, order) for order, (animal, case) in enumerate(cases)
     ]
     with threads_of_this_process() as address:
-        config = build(BenchModelConfig, {"cluster": address, "part_retries": 0})
+        config = build(BenchModelConfig, {"cluster": address})
         with launcher_of(config, [tmp_path]) as run:
             brought = {launch.order: record for launch, record in run(launches)}
             assert run._kind == on_cluster.kind_of(brought[0].environment), "of the first"

@@ -22,7 +22,7 @@ import pytest
 from penstock.base import (
     HEAP_VARIABLES,
     Incomplete,
-    OnCluster,
+    OnWorkers,
     OutOfMemory,
     PenstockError,
     StageError,
@@ -83,7 +83,7 @@ class Cluster:
 def workers_of(*names: str, **knobs: Any) -> Iterator[tuple[Cluster, Workers]]:
     cluster = Cluster(*names)
     with cluster.dask:
-        asked = OnCluster(cluster=cluster.dask.scheduler_address, **knobs)
+        asked = OnWorkers(cluster=cluster.dask.scheduler_address, **knobs)
         with connect(asked) as workers:
             yield cluster, workers
 
@@ -143,31 +143,36 @@ def fails(number: int) -> int:
 
 
 def test_only_faults_are_tried_again_and_what_fails_says_why_with_its_exit_code() -> None:
-    with workers_of("one", part_retries=2) as (_, workers):
+    with workers_of("one") as (_, workers):
         done = dict(share(workers, fails, range(6)))
         notes = workers.notes("part")
     assert (done[0], done[3]) == (0, 3)
-    assert done[1] == FailedItem("no such channel", 2)
-    assert isinstance(done[1].error(), UsageError)
-    assert done[2] == FailedItem("RuntimeError: a fault", 1)
-    assert type(done[2].error()) is PenstockError
-    assert done[4].ends_job and done[5].ends_job and done[4].exit_code == 3
+    failed = {number: done[number] for number in (1, 2, 4, 5)}
+    assert all(isinstance(each, FailedItem) for each in failed.values())
+    assert (failed[1].sentence, failed[1].exit_code) == ("no such channel", 2)
+    assert isinstance(failed[1].error(), UsageError)
+    assert (failed[2].sentence, failed[2].exit_code) == ("RuntimeError: a fault", 1)
+    assert type(failed[2].error()) is PenstockError
+    assert failed[4].exit_code == failed[5].exit_code == 3
     assert CALLS == {0: 1, 1: 1, 2: 3, 3: 3, 4: 1, 5: 1}
     assert notes == ["Parts: 4 failed and tried again"]
 
 
-def test_pieces_that_fail_are_named_at_the_end_or_at_once() -> None:
-    names = {"abcdef"[number]: number for number in range(6)}
-    with workers_of("one", part_retries=0, max_failed_parts=6) as (_, workers):
-        rest = (workers, fails, [*names], names.__getitem__, "scene", "run again")
-        done = []
-        with pytest.raises(Incomplete, match=r"^5 scenes failed \(b: no .*; e; f\); run again"):
-            for name, _ in share_pieces(*rest):
-                done.append(name)
-        assert done == ["a"]
-        workers.most_failed = 0
-        with pytest.raises(UsageError, match=r"^no such channel$"):
-            dict(share_pieces(*rest))
+def test_the_first_piece_that_fails_for_good_is_named() -> None:
+    names = {"a": 0, "b": 1, "c": 2}
+    with workers_of("one") as (_, workers):
+        for given, error, said in (
+            ("ac", Incomplete, r"^scene c failed \(RuntimeError: a fault\); run again$"),
+            ("ab", UsageError, r"^no such channel$"),
+        ):
+            done = []
+            pieces = share_pieces(
+                workers, fails, given, "scene", "run again", work_of=names.__getitem__
+            )
+            with pytest.raises(error, match=said):
+                for name, _ in pieces:
+                    done.append(name)
+            assert done == ["a"]
 
 
 def results_of(
@@ -243,7 +248,7 @@ def leaves(number: int) -> int:
 
 
 def test_an_item_whose_worker_leaves_is_done_by_another_and_has_not_failed() -> None:
-    with workers_of("one", "two", part_retries=0) as (_, workers):
+    with workers_of("one", "two") as (_, workers):
         assert dict(share(workers, leaves, range(4))) == {n: n for n in range(4)}
         assert workers.notes("part") == []
 
@@ -276,18 +281,23 @@ def test_what_progress_raises_ends_the_job_and_withdraws_its_items() -> None:
 def test_a_scheduler_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CONNECT_S", 1.0)  # so long it is sought again
     cluster = Cluster("one")
-    with connect(OnCluster(cluster=cluster.dask.scheduler_address)) as workers:
+    with connect(OnWorkers(cluster=cluster.dask.scheduler_address)) as workers:
         wait_for_worker(workers)
         cluster.dask.close()
         with pytest.raises(PenstockError, match=r"the scheduler of tcp://\S+ is gone"):
             list(share(workers, work, itertools.count()))
 
 
-def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, said = [0.0], list[str]()
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time on the clock of those who wait."""
+    seconds = [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(now: list[float]) -> None:
+    said = list[str]()
     wait = Waiting("local", 300, said.append)
     wait.note(0)
     now[0] = 250
@@ -303,36 +313,28 @@ def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(
 
 @pytest.mark.parametrize("how", ["died", "left"])  # a nanny sends SIGTERM first
 def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    how: str, now: list[float]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     wait = Waiting("local", 300)
-    for seconds in range(0, 1000, 100):  # each death is followed by progress
-        now[0], wait.gone = seconds, how
+    for now[0] in range(0, 1000, 100):  # each death is followed by progress
+        wait.gone = how
         wait.progressed()
         wait.note(1)
-    for seconds in (1000, 1100, 1199):
-        now[0], wait.gone = seconds, how
+    for now[0] in (1000, 1100, 1199):
+        wait.gone = how
         wait.note(1)
     now[0], wait.limit = 1200, " (memory limit 1.00 GiB)"
-    with pytest.raises(
-        Incomplete,
-        match=rf"of local \(memory limit 1.00 GiB\) {how}, and there was no progress for 5 min 0 s",
-    ):
+    said = rf"of local \(memory limit 1.00 GiB\) {how}, and there was no progress for 5 min 0 s"
+    with pytest.raises(Incomplete, match=said):
         wait.note(1)
 
 
-def test_a_worker_that_leaves_once_is_replaced_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+def test_a_worker_that_leaves_once_is_replaced_by_the_next(now: list[float]) -> None:
     wait = Waiting("local", 300)
     wait.note_gone(died=False)
     for now[0] in (200, 400):
         wait.note(1)
     wait.note_gone(died=False)
-    now[0] = 699
-    wait.note(1)
     now[0] = 700
     with pytest.raises(Incomplete, match="of local left, and there was no progress for 5 min 0 s"):
         wait.note(1)
@@ -358,7 +360,7 @@ def test_an_item_on_which_workers_die_is_given_up_unless_some_of_it_is_saved(
         file = Path(f"saved-{number}")
         return file.stat().st_size if number == 2 and file.exists() else 0
 
-    with forked_workers(), connect(OnCluster(cluster="local:1")) as workers:
+    with forked_workers(), connect(OnWorkers(cluster="local:1")) as workers:
         done = dict(share(workers, dies, range(4), saved=saved))
         notes = workers.notes("part")
     assert {n: done[n] for n in (0, 2, 3)} == {0: 0, 2: 2, 3: 3}
@@ -392,7 +394,7 @@ def leave_on(number: int) -> int:
 
 @pytest.mark.slow
 def test_a_worker_that_is_asked_to_leave_or_closes_itself_is_replaced_without_blame() -> None:
-    with forked_workers(), connect(OnCluster(cluster="local:1")) as workers:
+    with forked_workers(), connect(OnWorkers(cluster="local:1")) as workers:
         assert dict(share(workers, leave_on, range(3))) == {0: 0, 1: 1, 2: 2}
         assert workers.deaths == 0 and Path("end").exists()
         assert workers.notes("part") == ["Parts: 1 failed and tried again"]
@@ -410,7 +412,7 @@ def test_a_worker_whose_memory_limit_is_too_low_ends_the_job_and_is_named() -> N
             n_workers=1, threads_per_worker=1, memory_limit="700MiB", host="127.0.0.1",
             dashboard_address=None, silence_logs=logging.CRITICAL,
         ) as cluster,
-        connect(OnCluster(cluster=cluster.scheduler_address, worker_timeout=300)) as workers,
+        connect(OnWorkers(cluster=cluster.scheduler_address, worker_timeout=3000)) as workers,
     ):  # fmt: skip
         ((_, value),) = share(workers, needs_memory, [0])
     assert isinstance(value, FailedItem) and value.exit_code == 3
@@ -445,7 +447,7 @@ def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def sentence_of(address: str) -> str:
-    with pytest.raises(UsageError) as caught, connect(OnCluster(cluster=address)):
+    with pytest.raises(UsageError) as caught, connect(OnWorkers(cluster=address)):
         pass
     return str(caught.value)
 
@@ -460,23 +462,13 @@ def test_what_is_no_scheduler_is_one_sentence(port: int) -> None:
     assert asyncio.run(called()).startswith(f"--cluster {address}: no scheduler answers ")
 
 
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [("tls://127.0.0.1:9", "ssl_context"), ("tcp://127.0.0.1", "missing port number")],
-)
-def test_an_address_that_cannot_be_asked_says_why(address: str, why: str) -> None:
-    sentence = sentence_of(address)
-    assert sentence.startswith(f"--cluster {address}: no scheduler answers there (")
-    assert why in sentence
-
-
 @pytest.mark.slow
 def test_workers_load_what_a_job_needs_before_it_is_given_to_them() -> None:
     """Their processes begin with one heap: set later, it would not hold for Dask's threads. And
     Dask does not look 100 times a second where these are."""
     pytest.importorskip("torch")
     before = dict(os.environ)
-    with connect(OnCluster(cluster="local:1"), preload="penstock.inference.opening.job") as here:
+    with connect(OnWorkers(cluster="local:1"), preload="penstock.inference.opening.job") as here:
         wait_for_worker(here)
         until = time.monotonic() + 300
         while "torch" not in here.client.submit(lambda: [*sys.modules], pure=False).result(300):

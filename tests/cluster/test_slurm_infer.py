@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 
 from penstock.cli import main
 from penstock.cluster.slurm_jobs import read_study
-from penstock.cluster.slurm_states import JobState, job_states
 
 from .slurm_cluster import NETWORK, SLOW_NET, Cluster, missing, values, words
 
@@ -32,77 +30,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 JOBS = Path("jobs")
 EACH = ("--normalize", "percentile", "--max-inflight-batches", "4")
-
-
-def submit(*flags: str, more: Sequence[str] = ()) -> list[str]:
-    """Submit steps of the job on one core each, and their numbers."""
-    before = len(read_study(JOBS).jobs) if JOBS.exists() else 0
-    limits = "--ntasks-per-node 1 --time 10 --env OMP_NUM_THREADS=1 --max-requeues 1".split()
-    asked = ["slurm", "submit", "--folder", str(JOBS), *limits, *flags]
-    assert main([*asked, "--", *words("out.zarr", *EACH, *more)]) == 0
-    return [job.id for job in read_study(JOBS).jobs][before:]
-
-
-def element(job: str, number: int) -> JobState | None:
-    """The state of an element, None while it shares a row with others that wait."""
-    return next((row for row in job_states([job])[job] if row.id == f"{job}_{number}"), None)
-
-
-def written(number: int) -> int:
-    """The blocks in the logs of an element: each of its lives has one."""
-    logs = Path("out.zarr.penstock").glob(f"done-part-{number}-of-*.log")
-    return sum(line[0].isdigit() for log in logs for line in log.read_text().splitlines())
-
-
-def tell(cluster: Cluster, job: str, number: int) -> None:
-    """Once an element has written a few blocks more, tell it as SLURM does before the end."""
-    before = written(number)
-    cluster.wait("blocks of an element", lambda: written(number) > before + 2)
-    cluster.say("scancel", "--batch", "--signal=USR1", f"{job}_{number}")
-
-
-def said(job: str) -> str:
-    return "".join(log.read_text() for log in JOBS.glob(f"slurm-{job}*.out"))
-
-
-@pytest.mark.slurm
-@on_slurm
-def test_elements_go_back_into_the_queue_by_themselves_and_not_for_ever(
-    used: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The first is told once and ends its share; the second is told twice, which is once too
-    often."""
-    np.save("in.npy", np.random.default_rng(0).normal(900, 200, (48, 64, 64)).astype("float32"))
-    Path("net.py").write_text(SLOW_NET)
-    *_, parts, finish = submit("--array", "2")
-    back = "has written its complete blocks and goes back into the queue"
-    tell(used, parts, 2)
-    tell(used, parts, 1)
-    used.wait("the end of a life", lambda: back in said(f"{parts}_2"))
-    tell(used, parts, 2)
-    used.wait("the end", lambda: job_states([finish])[finish][0].ended)
-
-    one, two = element(parts, 1), element(parts, 2)
-    assert one is not None and (one.state, one.restarts) == ("COMPLETED", 1)
-    assert two is not None and (two.state, two.exit_code, two.restarts) == ("FAILED", 3, 1)
-    assert said(f"{parts}_1").count(f"penstock launch: job {parts}_1 {back}") == 1
-    assert said(f"{parts}_2").count(back) == 1
-    assert "blocks were written when SIGUSR1 ended the job" in said(f"{parts}_2")
-    assert f"job {parts}_2 was started again 1 time and does not go back" in said(f"{parts}_2")
-    assert "Traceback" not in said(parts) and "interrupted" not in said(parts)
-    assert "run again with --part 2/2 (in SLURM penstock slurm submit --array 2-2" in said(finish)
-    capsys.readouterr()
-    assert main(["slurm", "status", str(JOBS)]) == 1
-    assert "COMPLETED, 1 restart" in capsys.readouterr().out
-
-    before = written(2)
-    (again,) = submit("--array", "2-2", more=["--part", "%a/2"])
-    (last,) = submit("--dependency", f"afterok:{again}", more=["--finish"])
-    used.wait("the end", lambda: job_states([last])[last][0].ended)
-    assert job_states([last])[last][0].state == "COMPLETED", said(last)
-    assert written(1) + written(2) == 48 and written(2) > before, "no block twice"
-    assert main(words("alone.zarr", *EACH)) == 0
-    assert np.array_equal(values("out.zarr"), values("alone.zarr"))
 
 
 def test_a_verb_in_a_job_goes_back_only_if_it_was_told_and_has_stopped_whole(

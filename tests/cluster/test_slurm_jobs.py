@@ -96,17 +96,6 @@ def test_the_three_jobs_of_the_seed(
 
 
 @pytest.mark.parametrize(
-    ("time", "seconds"),
-    [("30", 1800), ("1:30", 90), ("01:00:00", 3600), ("1-2", 93_600), ("1-0:1", 86_460),
-     ("2-03:04:05", 183_845)],
-)  # fmt: skip
-def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
-    assert config_of(time=time, signal=seconds - 61).time == time
-    with pytest.raises(UsageError, match=f"--signal {seconds - 60}: a job of --time {time} would"):
-        config_of(time=time, signal=seconds - 60)
-
-
-@pytest.mark.parametrize(
     ("setting", "sentence"),
     [
         ({"time": "99:99:99"}, "--time: '99:99:99' has 99 minutes beside a larger unit"),
@@ -152,6 +141,8 @@ def test_a_time_that_is_taken_is_that_of_the_clock(d: int, h: int, m: int, s: in
         (f"{d}-{h}:{m}:{s}", h < 24 and m < 60 and s < 60, ((d * 24 + h) * 60 + m) * 60 + s),
         (f"{h}:{m}:{s}", m < 60 and s < 60, (h * 60 + m) * 60 + s),
         (f"{m}:{s}", s < 60, m * 60 + s),
+        (f"{m + 1}", True, m * 60 + 60),
+        (f"{d}-{h}", h < 24, (d * 24 + h) * 3600),
     ):
         try:
             time = config_of(time=text, signal=0).time
@@ -235,28 +226,22 @@ def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorde
         ({"job_name": "-rf"}, "'-rf' is not text in one line without \\ and no dash first"),
         ({"job_name": "a\\' --nodes=99"}, "is not text in one line without \\"),
         ({"partition": "a b"}, "--partition: 'a b' is not a name of SLURM's"),
-        ({"account": "$(id)"}, "--account: '$(id)' is not a name"),
         ({"constraint": "gpu;id"}, "--constraint: 'gpu;id' is not a constraint"),
         ({"gpus_per_node": "a100:0"}, "--gpus-per-node: 'a100:0' is not a number of GPUs"),
         ({"gpus_per_node": "4", "ntasks_per_node": 2}, "--ntasks-per-node 2 does not go with"),
         ({"mem": "lots"}, "--mem: 'lots' is not memory such as"),
-        ({"time": "ten"}, "--time: 'ten' is not a time such as"),
         ({"time": 3600}, "--time: write 3600 in quotes, or YAML makes a number of hours"),
         ({"time": "3"}, "--signal 120: a job of --time 3 would be told to save, and go back"),
         ({"time": "0-0:02", "signal": 60}, "--signal 60: a job of --time 0-0:02 would be told"),
-        ({"array": "0-"}, "--array: '0-' is not an array"),
         ({"dependency": "afterok:x"}, "--dependency: 'afterok:x' is not a dependency"),
         ({"modules": ("$(id)",)}, "--modules: '$(id)' is not a module"),
         ({"venv": "a\rb"}, "--venv: 'a\\rb' is not a path"),
         ({"output": "a\nb"}, "--output: 'a\\nb' is not a path"),
         ({"output": "%x.out"}, "--output %x.out: a job's log is found by %j, and no other"),
-        ({"error": "%5j"}, "--error %5j: a job's log is found by %j"),
         ({"output": "%j", "array": "0-3"}, "--output %j: a job's log is found by %A and %a"),
         ({"folder": "50%"}, "--folder: '50%' is not a folder in one line without"),
-        ({"env": ("A-B=1",)}, "--env: 'A-B=1' is not NAME=VALUE in one line"),
         ({"env": {"A": "1\nid"}}, "--env: 'A=1\\nid' is not NAME=VALUE in one line"),
         ({"env": ("COMET_API_KEY=x",)}, "--env: COMET_API_KEY does not belong in a job script"),
-        ({"env": {"DB_PASSWD": "x"}}, "--env: DB_PASSWD does not belong in a job script"),
         ({"env": {"URI": "https://me:word@host"}}, "--env: the login in URI does not belong in a"),
         ({"nodes": 0}, "--nodes 0: input should be greater than or equal to 1"),
         ({"shell": "id"}, "there is no setting 'shell'"),
@@ -336,13 +321,11 @@ def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "sentence"),
     [
         (["--study", "0"], "--study '0' is not a list of numbers of devices such as 1,4,8"),
-        (["--study", "1,-4"], "--study '1,-4' is not a list"),
         (["--study", "1,4,4"], "--study 1,4,4 names a size twice"),
         (["--study", "6", "--preset", "raven-4gpu"], "6 ranks do not fill 2 nodes of 4 each"),
         (["--study", "1,2", "--array", "0-1"], "does not go with --array"),
         (["--study", "1,2", "--output", "log"], "--output log: the jobs of --study need a file"),
         (["--preset", "raven-3gpu"], "--preset raven-3gpu: no such preset; there are "),
-        (["--job-name", "a\nb"], "--job-name: 'a\\nb' is not text in one line"),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
     ],
 )
@@ -357,7 +340,6 @@ def test_what_cannot_be_submitted(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "put the command to run after the flags: -- train WORKLOAD"),
         (["bench", "model", "--model", "identity"], "--study needs a training; bench is none"),
         (["train", "sprial"], "there is no workload 'sprial'; there are spiral, "),
         (["train", "spiral", "--epochs", "0"], "--epochs '0'"),
@@ -373,13 +355,13 @@ def test_a_training_that_cannot_be_is_refused_before_it_waits(
     assert sentence in line
 
 
-@pytest.mark.parametrize("name", ["sbatch", "squeue", "srun"])
+@pytest.mark.parametrize("name", ["sbatch", "scontrol", "srun"])
 def test_without_slurm_it_says_so(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = {
         "sbatch": ["slurm", "submit", "--folder", str(tmp_path / "out"), "--", *SPIRAL],
-        "squeue": ["slurm", "status", "12"],
+        "scontrol": ["slurm", "status", "12"],
         "srun": ["launch", "slurm", "--", *SPIRAL],
     }
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -410,7 +392,7 @@ def test_what_is_no_study(tmp_path: Path, text: str | None, sentence: str) -> No
 def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:
     settings = {
         "id": number, "name": "spiral-2", "ranks": 2, "nodes": 2, "log": "slurm-%j.out",
-        "output_dir": "%j", "command": SPIRAL, "submitted": "2026-01-01T00:00:00+00:00",
+        "output_dir": "%j", "command": SPIRAL,
     }  # fmt: skip
     return slurm.SlurmJob.model_validate({**settings, **changes})
 
@@ -468,7 +450,7 @@ def test_the_last_life_of_a_job_tells() -> None:
 
 @pytest.mark.parametrize("noise", ["", "\n", "error: x\n", "|||\n", "JobId=\n", "1|\n", "=\n"])
 def test_what_is_no_state_is_none(noise: str) -> None:
-    assert slurm_states._squeue(noise) == slurm_states._scontrol(noise) == []
+    assert slurm_states._scontrol(noise) == []
     assert slurm_states._sacct(noise) == []
 
 
@@ -477,7 +459,7 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     """Commands that say what the real ones said, in their place on PATH."""
 
     def speak(**said: tuple[int, str]) -> None:
-        for name in ("squeue", "scontrol", "sacct"):
+        for name in ("scontrol", "sacct"):
             code, text = said.get(name, (1, "slurm_load_jobs error: Invalid job id specified\n"))
             received = tmp_path / f"{name}.txt"
             received.write_text(text)
@@ -491,16 +473,16 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     return speak
 
 
-def test_each_command_is_asked_for_what_those_before_do_not_know(
+def test_accounting_is_asked_for_what_the_controller_does_not_know(
     spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoken(squeue=(0, recorded("squeue-running")), scontrol=(0, recorded("scontrol-failed")))
+    spoken(scontrol=(0, recorded("scontrol-running") + recorded("scontrol-failed")))
     states = slurm_states.job_states(["1", "3", "77"])
-    assert states["1"] == [JobState("1", "RUNNING", nodes="n[1-2]")]
+    assert states["1"] == [JobState("1", "RUNNING", None, 0, 0, 0, "n[1-2]")]
     assert states["3"] == [JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1")]
     assert states["77"] == []
     # Of an array, some wait and some have ended.
-    spoken(squeue=(0, recorded("squeue-array")), scontrol=(0, recorded("scontrol-array")))
+    spoken(scontrol=(0, recorded("scontrol-array")))
     assert [row.id for row in slurm_states.job_states(["5"])["5"]] == [
         "5_[4-5%2]", "5_3", "5_2", "5_1", "5_0",
     ]  # fmt: skip
@@ -508,15 +490,12 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     assert main(["slurm", "status", "5"]) == 3
     assert "n1     FAILED, exit code 3: it was stopped" in capsys.readouterr().out
     # One that waits, by its own number.
-    assert slurm_states._squeue("5_[7]|PENDING||\n") == [JobState("5_7", "PENDING")]
-    assert slurm_states.job_states(["5_4"])["5_4"] == [
-        JobState("5_4", "PENDING", "JobArrayTaskLimit")
-    ]
+    (waiting,) = slurm_states.job_states(["5_4"])["5_4"]
+    assert (waiting.id, waiting.words()) == ("5_4", "PENDING, JobArrayTaskLimit")
     assert main(["slurm", "status", "5_5"]) == 3
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["5_5", "PENDING,"]
     assert main(["slurm", "status", "5_6"]) == 2
     assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 5_6\n"
-    spoken(squeue=(0, recorded("squeue-array")))
     # Long ago: only accounting knows.
     spoken(sacct=(0, recorded("sacct-duplicates")))
     assert slurm_states.job_states(["1"])["1"] == [
@@ -527,14 +506,12 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     assert [row.exit_code for row in slurm_states.job_states(["5"])["5"]] == [0, 1, 2]
     spoken(sacct=(1, recorded("sacct-disabled")))
     assert slurm_states.job_states(["12"]) == {"12": []}
-    assert main(["slurm", "status", "12"]) == 2
-    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 12\n"
 
 
 def test_a_controller_that_is_gone_is_told(spoken: Callable[..., None]) -> None:
     complaint = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
-    spoken(squeue=(1, complaint))
-    with pytest.raises(PenstockError, match="squeue: Unable to contact slurm controller"):
+    spoken(scontrol=(1, complaint))
+    with pytest.raises(PenstockError, match="scontrol: Unable to contact slurm controller"):
         slurm_states.job_states(["1"])
 
 

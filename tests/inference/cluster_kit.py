@@ -133,15 +133,6 @@ def written(folder: Path) -> Iterator[str]:
         yield from (line for line in log.read_text().splitlines() if line[0] not in "#?")
 
 
-def other_torch() -> str:
-    """A folder for a worker's imports, with which its torch is of another version."""
-    folder = Path("theirs").absolute()
-    folder.mkdir()
-    code = "import torch; torch.__version__ = torch.torch_version.TorchVersion('0.0.1')"
-    (folder / "sitecustomize.py").write_text(code)
-    return str(folder)
-
-
 def hidden_from(folder: str) -> tuple[str, ...]:
     """The words that start a worker on a host ``n9`` of its own, where a folder is empty."""
     script = f'hostname n9 && mount -t tmpfs tmpfs {folder} && exec "$@"'

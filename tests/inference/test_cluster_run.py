@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
-import pickle
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -22,14 +19,10 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
 from penstock.cli import main
 from penstock.inference.run_folder.folder import Notes, folder_at
 from penstock.inference.run_folder.reader import open_run
-from penstock.inference.sharing import on_worker as worker_side
 
-from ..house import HEAVY
 from ..later import imported_later
 from ..preloaded import forked_workers, started
 from .cluster_kit import (
@@ -39,7 +32,6 @@ from .cluster_kit import (
     Scheduler,
     eventually,
     infer,
-    other_torch,
     place,
     scheduler,
     write_input,
@@ -216,48 +208,6 @@ def test_a_stopped_worker_of_a_dead_client_writes_nothing_into_a_new_output(
     assert np.array_equal(values("out.zarr"), anew)
     assert not np.array_equal(anew, alone)
     assert main(["verify", "out.zarr"]) == 0
-
-
-@pytest.mark.slow
-def test_a_worker_of_another_arithmetic_is_left_out(
-    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_input(SMALL)
-    scheduler.worker()
-    scheduler.worker(path=other_torch())
-    words = ["infer", *WORDS, *QUICK, "--cluster", scheduler.address]
-    with distributed.Client(scheduler.address, set_as_default=False) as dask:
-        dask.wait_for_workers(2)
-    assert main([*words, "--out-spec", "out.zarr"]) == 0
-    assert len(logs_in("out.zarr")) == 1
-    said = capsys.readouterr().out
-    assert "Left out: tcp://" in said and "tried again" not in said
-    assert re.search(r"had torch '\S+', and here it is '\S+'; go on with the same", said)
-    assert "--resume" not in said
-
-
-def logs_in(output: str) -> list[Path]:
-    return [*Path(f"{output}.penstock").glob("done-*.log")]
-
-
-class Loads(pickle.Unpickler):
-    """Reads a pickle, and lists the packages that it needs."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(io.BytesIO(content))
-        self.packages: set[str] = set()
-
-    def find_class(self, module: str, name: str) -> Any:
-        self.packages.add(module.partition(".")[0])
-        return super().find_class(module, name)
-
-
-def test_what_a_worker_tells_of_a_job_that_it_has_opened_needs_no_torch() -> None:
-    knobs = {"in_spec": "in.npy", "out_spec": "out.zarr", "model_type": "identity", "workers": 2}
-    opened = worker_side.open_job((build(InferConfig, knobs), 1, ""))
-    loads = Loads(pickle.dumps(opened))
-    assert loads.load().made_by == opened.made_by
-    assert "penstock" in loads.packages and not loads.packages & {*HEAVY}
 
 
 @pytest.mark.slow

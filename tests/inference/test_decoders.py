@@ -18,6 +18,7 @@ from scipy import ndimage
 
 from penstock.base import LabelConfig, UsageError, build
 from penstock.inference import check_decoder
+from penstock.inference.objects import label_job
 
 from .test_instances import decode, f1, spheres
 
@@ -269,3 +270,15 @@ def test_real_nuclei_of_blocks_are_those_of_the_whole(
         alike = [f1(truth, each.reshape(truth.shape), least) for each in (whole, tiled)]
         print(name, kind, len(np.unique(truth)) - 1, summary.objects, least, *alike)
         assert abs(alike[0] - alike[1]) <= 0.002, (least, alike)
+
+
+def test_a_decoder_is_told_apart_by_what_its_file_imports(tmp_path: Path) -> None:
+    """So a resumed labelling does not go on with other code."""
+    mine, helper = tmp_path / "mine.py", tmp_path / "helper.py"
+    mine.write_text("import helper\n\ndef of(scores):\n    return scores > helper.LEAST\n")
+    facts = []
+    for least in (1, 2):
+        helper.write_text(f"LEAST = {least}\n")
+        facts.append(label_job._decoder_facts(f"{mine}:of"))
+    assert facts[0][0] == facts[1][0] == "mine.py:of" and facts[0][1] != facts[1][1]
+    assert label_job._decoder_facts("watershed") == ["watershed"]

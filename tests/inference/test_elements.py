@@ -177,19 +177,6 @@ def test_an_element_that_was_killed_goes_on_by_itself() -> None:
     assert np.array_equal(values("out.zarr"), alone("none"))
 
 
-def test_an_element_with_other_threads_than_the_run_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert infer("--prepare", "--workers", "2", normalize="none") == 0
-    assert infer("--part", "1/2", normalize="none") == 0
-    more = ("--threads", "2")  # the later flag wins
-    assert infer("--part", "2/2", *more, normalize="none") == 2
-    refused = "out.zarr.penstock had threads 1, and here it is 2; go on with the same"
-    assert refused in capsys.readouterr().err
-    assert infer("--finish", *more, normalize="none") == 2
-    assert refused in capsys.readouterr().err
-
-
 def log_of(element: int) -> list[str]:
     (log,) = Path("out.zarr.penstock").glob(f"done-part-{element}-of-2-*.log")
     return log.read_text().splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -21,21 +20,16 @@ import pytest
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
 from penstock.base.errors import Incomplete, StageError
 from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.data.stores import lock as output_lock
 from penstock.data.stores.in_memory import MemorySink
-from penstock.data.stores.sliced import SlicedSource
 from penstock.inference import run as infer
-from penstock.inference.opening.job import Job
-from penstock.inference.planning import cuts
 from penstock.inference.run_folder import ending
 from penstock.inference.stages import retries, watch
-from penstock.inference.stages.watchdog import Watchdog
-from penstock.inference.status import read_status
+from penstock.inference.stages.watch import Watchdog
+from penstock.inference.status import RunLook
 from penstock.instruments import Clock
 
 from ..preloaded import started
@@ -86,7 +80,7 @@ def ended(process: BaseProcess, folder: Path) -> str:
 
 
 def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, side=48)
     with monkeypatch.context() as patch:
@@ -101,8 +95,9 @@ def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
         f"penstock infer: {blocks(tmp_path)} of 27 blocks were written when SIGUSR1 ended "
         "the job; run again with --resume"
     )
-    noted = json.loads((tmp_path / "out.zarr.penstock/ended.json").read_text())
-    assert noted["error"].startswith(f"{blocks(tmp_path)} of 27 blocks were written")
+    code, line = said(capsys, tmp_path / "out.zarr")
+    assert code == 3 and line.startswith(f"ended: {blocks(tmp_path)} of 27 blocks are written (")
+    assert line.endswith(f"{error.removeprefix('penstock infer: ')}\n")
     assert main([*command, "--resume"]) == 0
     assert (values(tmp_path / "out.zarr") == distinct(48)).all()
     assert not (tmp_path / "out.zarr.penstock/ended.json").exists()
@@ -128,39 +123,6 @@ def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match=r"SIGTERM ended the job; run again with --resume$"):
         infer.run_job(started_job, request=request)
     assert infer.run_job(job(tmp_path, normalize="global")).blocks_written == 27
-
-
-@pytest.mark.parametrize(
-    ("seam", "normalize"),
-    [("blend", "global"), pytest.param("trim", "percentile", marks=pytest.mark.slow)],
-)
-def test_blocks_that_are_half_done_are_made_again(
-    seam: str, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuts, "BRICK_VOXELS", 2000)
-    source = np.random.default_rng(0).normal(size=(40, 40, 6)).astype("float32")
-    slow = write_model(tmp_path, "slow", SLOW)
-
-    def begun(out: str, **more: Any) -> Job:
-        knobs = {"in_spec": source, "out_spec": tmp_path / out, "model_type": slow, "patch": 8,
-                 "overlap": 2, "block": 16, "chunks": 16, "devices": "cpu", "seam_mode": seam,
-                 "normalize": normalize, "head_kind": "intensity", "prep_workers": 1,
-                 "max_inflight_batches": 1}  # fmt: skip
-        return Job(build(InferConfig, knobs | more))
-
-    infer.run_job(begun("whole.zarr"))
-    request = ending.EndRequest()
-
-    def ask(progress: penstock.Progress) -> None:
-        if progress.blocks_done >= 2:
-            request.ask("SIGTERM")
-
-    monkeypatch.setenv("NAP", "0.01")
-    with pytest.raises(Incomplete, match=r"^\d+ of 9 blocks were written when SIGTERM ended"):
-        infer.run_job(begun("out.zarr"), ask, request)
-    monkeypatch.delenv("NAP")
-    assert 2 <= infer.run_job(begun("out.zarr", resume=True)).blocks_skipped < 9
-    assert (values(tmp_path / "out.zarr") == values(tmp_path / "whole.zarr")).all()
 
 
 def test_a_request_after_the_last_block_ends_nothing(tmp_path: Path) -> None:
@@ -317,37 +279,6 @@ def test_a_run_is_at_work_then_killed_then_done(
     )  # fmt: skip
 
 
-def test_a_run_that_ended_says_why_and_which_faults_it_met(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retries, "FIRST_S", 0.001)
-    request, failed, reads = ending.EndRequest(), threading.Event(), itertools.count()
-    read, write = SlicedSource.read, MemorySink.write
-
-    def fails_once(self: MemorySink, *args: Any) -> None:
-        if not failed.is_set():
-            request.ask("SIGTERM")
-            failed.set()
-            raise ConnectionResetError("reset by peer")
-        write(self, *args)
-
-    def waits(self: SlicedSource, *args: Any) -> Any:
-        assert next(reads) < 20 or failed.wait(60)  # some are not read yet when the job is to end
-        return read(self, *args)
-
-    monkeypatch.setattr(MemorySink, "write", fails_once)
-    monkeypatch.setattr(SlicedSource, "read", waits)
-    with pytest.raises(penstock.Incomplete):
-        infer.run_job(job(tmp_path, normalize="percentile"), request=request)
-    code, line = said(capsys, tmp_path / "run")
-    assert code == 3
-    assert re.fullmatch(
-        r"ended: \d+ of 27 blocks are written \([\d.]+%\); \d+ of 27 blocks were written when "
-        r"SIGTERM ended the job; run again with --resume\n",
-        line,
-    )
-
-
 def rows_of(path: Path, began: float, *counts: int) -> None:
     lines = [json.dumps({"schema": 1})]
     for number, count in enumerate(counts):
@@ -378,11 +309,11 @@ def test_rates_of_several_processes_add_up(folder: Path) -> None:
     rows_of(folder / "metrics-1.jsonl", now - 500, 0, 30, 60)  # of an earlier start
     with (folder / "done.log").open("a") as log:
         assert lock_file(log)
-        assert read_status(folder).state == "running"  # in another open file of this process
-        assert read_status(folder).per_second == pytest.approx(5)
-        assert read_status(folder).complete
-    assert read_status(folder).state == "killed"
-    assert read_status(folder).per_second is None
+        status = RunLook(folder).status()  # the log is held in another open file of this process
+        assert (status.state, status.blocks_done) == ("running", 27)
+        assert status.per_second == pytest.approx(5)
+    status = RunLook(folder).status()
+    assert (status.state, status.per_second) == ("killed", None)
 
 
 def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
@@ -395,7 +326,7 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
     (folder / "metrics-a.jsonl").write_text(f"{row}\n")
     with (folder / "done-b.log").open("a") as log:
         assert lock_file(log)
-        line = read_status(folder).line()
+        line = RunLook(folder).status().line()
     assert line.startswith("running: 27 of 27 blocks are written (100.0%), ")
     assert "failing" not in line
 
@@ -443,7 +374,7 @@ def test_a_run_whose_store_is_away_says_for_how_long(
         write(self, *args)
 
     def look(progress: penstock.Progress) -> None:
-        status = read_status(tmp_path / "run")
+        status = RunLook(tmp_path / "run").status()
         if status.failing is not None and status.failing[0] > 0:
             lines.append(status.line())
 
@@ -451,7 +382,7 @@ def test_a_run_whose_store_is_away_says_for_how_long(
     infer.run_job(job(tmp_path, metrics_interval=0.1, retry_for="1min"), look)
     assert lines[0].startswith("running: 0 of 27 blocks")
     assert re.search(r"a store has been failing for .*s of 1 min 0 s at most", lines[0])
-    assert read_status(tmp_path / "run").failing is None
+    assert RunLook(tmp_path / "run").status().failing is None
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"]])

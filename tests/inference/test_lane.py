@@ -36,9 +36,8 @@ from penstock.inference.planning import cuts
 from penstock.inference.run import run_job
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages.pipeline import Pipeline, compute
-from penstock.inference.stages.queues import Queues
 from penstock.inference.stages.reading import BrickReader, wanted_bricks
-from penstock.inference.stages.run import Run
+from penstock.inference.stages.run import Queues, Run
 from penstock.inference.stages.statistics import find_scalings
 from penstock.inference.tiling.traffic import read_range
 from penstock.instruments.spans import Probe

@@ -194,17 +194,6 @@ def test_only_chunks_of_one_value_are_asked_for(
     assert len(asked) == 1 + 3 + 1  # whether it tells, what is absent, what is all 7
 
 
-@pytest.mark.slow
-def test_over_s3_they_are_counted_too(s3_endpoint: str, tmp_path: Path) -> None:
-    kvstore = {"driver": "s3", "bucket": "test-bucket", "path": "in/", "endpoint": s3_endpoint}
-    data = arange((20, 16, 17))
-    source = spec("zarr3", tmp_path, data.shape) | {"kvstore": kvstore}
-    array = ts.open(source, create=True).result()
-    array[8:].write(data[8:] + 1).result()
-    summary = penstock.run_inference(source, data * 0, **KNOBS)
-    assert summary.chunks == ChunkCount(6, 2)
-
-
 def test_an_output_of_ours_keeps_chunks_of_its_fill_value_only_if_its_spec_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

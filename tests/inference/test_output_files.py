@@ -402,17 +402,6 @@ def test_a_file_of_nobody_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_elements_make_it_at_the_end() -> None:
-    image()
-    for step in STEPS:
-        assert not Path("out.ome.tif").exists()
-        assert convert("in.zarr", "out.ome.tif", *BLOCKS, *step.split()) == 0
-    assert (tifffile.imread("out.ome.tif") == VOLUME).all()
-    assert convert("in.zarr", "out.ome.tif", *BLOCKS, "--finish") == 0, "which finds it whole"
-    assert main(["verify", "out.ome.tif"]) == 0
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_workers_of_a_cluster_make_it_at_the_end() -> None:
     pytest.importorskip("distributed")

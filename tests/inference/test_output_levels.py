@@ -23,7 +23,6 @@ from penstock.inference.opening import job
 from penstock.inference.stages import output_levels
 
 from ..parameters import mainly
-from ..preloaded import forked_workers
 from .kit import Array
 
 pytest.importorskip("tensorstore")
@@ -270,16 +269,6 @@ def test_a_finish_that_is_killed_ten_times_among_levels_makes_the_same_bytes() -
               if file.is_file()} for out in ("one/out.zarr", "two/out.zarr")]  # fmt: skip
     assert files[0] == files[1]
     assert main(["verify", "two/out.zarr"]) == 0
-
-
-@pytest.mark.slow
-def test_the_client_of_a_cluster_makes_them() -> None:
-    pytest.importorskip("distributed")
-    assert infer("a.zarr") == 0
-    with forked_workers():
-        assert infer("b.zarr", "--cluster", "local:2", "--threads", "1") == 0
-    check("b.zarr", 2)
-    assert (levels("a.zarr")[1] == levels("b.zarr")[1]).all()
 
 
 @pytest.mark.parametrize("version", mainly(["0.4", "0.5"], 1))

@@ -16,7 +16,6 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.base.errors import StageError, StoreAway, UsageError
 from penstock.base.threads import Flow
-from penstock.base.units import parse_seconds
 from penstock.cli import main
 from penstock.data.stores import transient
 from penstock.data.stores.in_memory import MemorySink
@@ -208,11 +207,6 @@ def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
     assert (values(out) == source).all()
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15min", 900), ("2h", 7200), ("3", 3)])
-def test_a_patience_is_a_time(text: str, seconds: float) -> None:
-    assert config(retry_for=text).retry_for == seconds == parse_seconds(text)
-
-
 @pytest.mark.parametrize("text", ["soon", "-1", "1 week", ""])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--retry-for: .* is not a time such as 30s"):
@@ -256,34 +250,6 @@ def test_a_server_that_asks_to_slow_down_is_asked_again(
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["requests_repeated"] + summary["retries"] > 0
     assert "TensorStore sent" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.slow
-def test_a_server_that_is_restarted_in_the_middle_is_waited_for(
-    s3_endpoint: str, tmp_path: Path
-) -> None:
-    with door_to(s3_endpoint) as door:
-        command = words(door, "out", tmp_path / "run", BRIEF)
-        door.answers = {"PUT": (503, BODY.format("SlowDown", "later"))}
-
-        def restart() -> None:
-            assert door.asked.wait(30)
-            door.close()
-            door.answers = {}
-            threading.Event().wait(0.3)  # longer than TensorStore's own tries
-            door.open()
-
-        thread = threading.Thread(target=restart)
-        thread.start()
-        code = main(command)
-        thread.join()
-        assert code == 0
-        assert (get(door, "out") == VOLUME).all()
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["retries"] > 0
-    rows = (tmp_path / "run/retries.jsonl").read_text()
-    assert "Could not connect" in rows
 
 
 @pytest.mark.slow

@@ -30,16 +30,18 @@ from penstock.inference.opening import identity
 from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
 from penstock.inference.run_folder.ending import EndRequest
+from penstock.inference.run_folder.folder import folder_at
 from penstock.inference.run_folder.journal import Journal, Prepared
 from penstock.inference.run_folder.local import LogFile
 from penstock.inference.sharing import on_worker as worker_side
 from penstock.inference.sharing.on_worker import JobOrder, Share, compute_share_of, count_share_of
-from penstock.inference.stages import counting
+from penstock.inference.stages import statistics
 from penstock.inference.stages.beginning import begun
 from penstock.inference.stages.pipeline import Pipeline, compute
 from penstock.inference.stages.reading import wanted_bricks
 from penstock.inference.stages.run import Run
 from penstock.inference.stages.statistics import find_scalings
+from penstock.inference.stages.summary import summaries_of
 from penstock.inference.tiling.geometry import Brick, Geometry
 from penstock.inference.tiling.parts import Parts
 
@@ -221,9 +223,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The patches of each batch that is run."""
     count, before = list[int](), Pipeline._before_batch
 
-    def counted(self: Pipeline, lane: int, patches: int) -> None:
+    def counted(self: Pipeline, patches: int) -> None:
         count.append(patches)
-        before(self, lane, patches)
+        before(self, patches)
 
     monkeypatch.setattr(Pipeline, "_before_batch", counted)
     return count
@@ -293,7 +295,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(worker_side, "close_after_item", reasons.append)
     yield reasons
     for kept in [*worker_side._KEPT.values()]:
-        kept.close()
+        kept.close("the test")
     worker_side._KEPT.clear()
 
 
@@ -344,33 +346,34 @@ def test_a_run_to_which_no_share_comes_is_closed_and_opened_again(
 ) -> None:
     given = order()
     monkeypatch.setattr(worker_side, "IDLE_S", 0.05)
-    names = {compute_share_of(Share(given, 1, 4))["name"]}
+    compute_share_of(Share(given, 1, 4))
     for _ in eventually(30):
         if not any(map(is_held, FOLDER.glob("done-*.log"))):
             break
     assert not worker_side._KEPT
     monkeypatch.setattr(worker_side, "IDLE_S", 60)
-    second = compute_share_of(Share(given, 2, 4))
-    names.add(second["name"])
-    assert len(names) == 2 and second["summary"]["blocks_written"] > 0
-    assert {log.name for log in FOLDER.glob("done-*.log")} == {f"done-{n}.log" for n in names}
+    compute_share_of(Share(given, 2, 4))
+    each = summaries_of(folder_at(FOLDER), "*-topic")
+    assert len(each) == 2 and all(summary.blocks_written for summary in each.values())
+    assert {log.name for log in FOLDER.glob("done-*.log")} == {f"done-{n}.log" for n in each}
 
 
 def test_a_worker_reads_what_was_counted_in_a_round_once(
     order: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each share would read all that was counted before it."""
-    given, read, merge = order(normalize="global"), [], counting._merge
+    given, read, merge = order(normalize="global"), [], statistics._merge
 
     def noted(packed: bytes | None, histograms: Any) -> None:
         read.append(packed)
         merge(packed, histograms)
 
-    monkeypatch.setattr(counting, "_merge", noted)
+    monkeypatch.setattr(statistics, "_merge", noted)
     complete = [count_share_of(Share(given, each, 2)) for each in (1, 2, 1, 2)]
     assert complete == [False, False, False, True], "float32 is counted in two rounds"
-    assert compute_share_of(Share(given, 1, 4))["summary"]["blocks_written"] > 0
-    assert len(read) == 4
+    compute_share_of(Share(given, 1, 4))
+    (summary,) = summaries_of(folder_at(FOLDER), "*-topic").values()
+    assert summary.blocks_written > 0 and len(read) == 4
 
 
 def is_held(log: Path) -> bool:
@@ -394,15 +397,3 @@ def test_a_worker_of_another_maker_is_left_out_by_what_differs(
         compute_share_of(Share(given, 1, 4))
     with pytest.raises(UnfitWorker, match=differs):
         worker_side.open_job((given.config, 1, ""))
-
-
-def test_a_worker_that_does_not_see_the_weights_is_left_out(order: Begin) -> None:
-    """The client and another worker have seen them."""
-    Path("mine.py").write_text(
-        "from torch import nn\ndef net():\n    return nn.Conv3d(1, 1, 3, padding=1)\n"
-    )
-    torch.save(nn.Conv3d(1, 1, 3).state_dict(), "net.pt")
-    given = order(model_type="mine.py:net", weights="net.pt")
-    Path("net.pt").unlink()
-    with pytest.raises(UnfitWorker, match=r"--weights net\.pt: there is no such file"):
-        compute_share_of(Share(given, 1, 4))

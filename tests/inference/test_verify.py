@@ -362,14 +362,6 @@ def test_another_fill_value_is_found(out: Path) -> None:
     assert verify(out) == 1
 
 
-def test_a_whole_store_that_was_emptied_is_missing(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(out / "0/c")
-    assert verify(out) == 3
-    assert "none of its chunks is stored" in capsys.readouterr().out
-
-
 def test_the_output_of_another_run_is_not_this_runs(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -432,28 +424,6 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
     assert main(shlex.split(command)[1:]) == 0
     blocks = f"{8 - done} blocks" if done < 7 else "1 block"
     assert f"Repaired: {blocks} computed again" in capsys.readouterr().out
-    assert verify("out.zarr") == 0
-
-
-@pytest.mark.slow
-def test_a_run_that_an_array_shared_is_proven_as_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.save("in.npy", DATA)
-    words = [
-        *"infer --in-spec in.npy --out-spec out.zarr --model-type identity --patch 16".split(),
-        *"--overlap 2 --block 16 --chunks 16 --devices cpu --threads 1 --normalize none".split(),
-    ]
-    for step in ("--prepare --workers 2", "--part 2/2", "--part 1/2", "--finish"):
-        assert verify("out.zarr") == {"--prepare": 2, "--finish": 0}.get(step.split()[0], 3)
-        assert main([*words, *step.split()]) == 0
-    assert verify("out.zarr", "--recompute", "10%") == 0
-    assert "1 of 8 blocks (--seed 0): 1 have the same bits" in capsys.readouterr().out
-    for index in ((0, 0, 1), (1, 1, 1)):
-        flip(chunk(Path("out.zarr"), *index))
-    assert main(["repair", "out.zarr"]) == 0
-    assert "Repaired: 2 blocks computed again" in capsys.readouterr().out
     assert verify("out.zarr") == 0
 
 

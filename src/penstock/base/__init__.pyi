@@ -54,7 +54,6 @@ from .config.run_labels import MOST_NAME as MOST_NAME
 from .config.run_labels import Labels as Labels
 from .config.run_labels import default_name as default_name
 from .config.run_labels import run_labels as run_labels
-from .config.sharing import OnCluster as OnCluster
 from .config.sharing import OnWorkers as OnWorkers
 from .config.sharing import Unattended as Unattended
 from .config.sharing import share_of as share_of

@@ -126,6 +126,30 @@ class Flow:
         self._threads.append(thread)
         thread.start()
 
+    def each(
+        self, name: str, items: Iterable[Item], work: Callable[[Item], None], threads: int
+    ) -> None:
+        """Work on items in several new threads, each of which takes the next item in turn.
+
+        Args:
+            name: The name of the threads, to which their number is added.
+            items: The items, which are taken as threads become free.
+            work: The work on an item.
+            threads: The number of threads.
+        """
+        left, taking = iter(items), threading.Lock()
+
+        def take() -> None:
+            while not self.failed:
+                with taking:
+                    taken = list(itertools.islice(left, 1))
+                if not taken:
+                    return
+                work(*taken)
+
+        for number in range(threads):
+            self.spawn(f"{name}-{number}", take)
+
     @property
     def alive(self) -> bool:
         """Whether a thread still runs."""

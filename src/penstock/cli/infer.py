@@ -158,8 +158,7 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-_OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout", "part_retries",
-            "max_failed_parts", "max_memory")  # fmt: skip
+_OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout", "max_memory")
 """Settings of both, where they are given."""
 
 

@@ -182,6 +182,8 @@ def _finding(run: RunFolder, finding: Finding) -> dict[str, Any]:
 
 def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
     """A sentence with the command that makes the bad blocks again."""
+    from ..inference import is_label_run
+
     for stored in run.outputs:
         if stored.written.is_file:
             return no_block_again(stored.written.name)
@@ -195,7 +197,7 @@ def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
     if of_python:
         first = shlex.join(["penstock", "verify", *outputs, *place, "--forget"])
         again = "run_inference, called as before and with resume=True"
-        if run.content.get("verb") == "label":
+        if is_label_run(run.content):
             again = "penstock label, as before and with --resume"
         return f"This makes them: {'' if config.forget else f'{first}, and then '}{again}"
     if proof.of_kind("different"):

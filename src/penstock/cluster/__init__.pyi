@@ -1,6 +1,7 @@
 from .batch_script import parse_sizes as parse_sizes
 from .batch_script import with_job_number as with_job_number
 from .batch_script import with_ranks as with_ranks
+from .connection import OF_WORKERS as OF_WORKERS
 from .connection import connect as connect
 from .front import share as share
 from .front import share_pieces as share_pieces
@@ -9,9 +10,7 @@ from .items import FailedItem as FailedItem
 from .items import UnfitWorker as UnfitWorker
 from .items import WorkerLeaves as WorkerLeaves
 from .items import close_after_item as close_after_item
-from .job_status import JobStatus as JobStatus
-from .job_status import job_statuses as job_statuses
-from .job_status import table_of as table_of
+from .items import still_wanted as still_wanted
 from .leaving import before_leaving as before_leaving
 from .place import NOT_A_RANK as NOT_A_RANK
 from .place import Place as Place
@@ -28,10 +27,11 @@ from .slurm_jobs import check_places as check_places
 from .slurm_jobs import requeue_job as requeue_job
 from .slurm_jobs import slurm_scripts as slurm_scripts
 from .slurm_jobs import submit_steps as submit_steps
+from .slurm_states import JobStatus as JobStatus
 from .slurm_states import cancel_jobs as cancel_jobs
+from .slurm_states import job_statuses as job_statuses
+from .slurm_states import table_of as table_of
 from .slurm_steps import Command as Command
 from .slurm_steps import Step as Step
 from .slurm_steps import steps_of as steps_of
-from .worker_side import OF_WORKERS as OF_WORKERS
-from .worker_side import still_wanted as still_wanted
 from .workers import Workers as Workers

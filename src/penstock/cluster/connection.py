@@ -7,12 +7,12 @@ import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..base import (
-    OnCluster,
+    HEAP_VARIABLES,
     OnWorkers,
     PenstockError,
     UsageError,
@@ -23,7 +23,6 @@ from ..base import (
 )
 from . import leaving
 from .items import versions_of
-from .worker_side import WORKER_ENVIRONMENT, WORKER_SETTINGS
 from .workers import Waiting, Workers
 
 CONNECT_S = 30.0
@@ -31,6 +30,29 @@ CONNECT_S = 30.0
 DEATHS = 3
 """Deaths of workers of this machine on one item after which it is given up. At a scheduler of the
 user's own, its setting ``distributed.scheduler.allowed-failures`` says so."""
+
+
+WORKER_SETTINGS: Mapping[str, Any] = {
+    # Each look takes the interpreter lock from the stages: together 4 % of a core.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+}
+"""Settings of Dask in workers that Penstock starts. By default, Dask profiles each thread 100 times
+a second, and checks 50 times a second whether its event loop is late."""
+WORKER_ENVIRONMENT = {
+    # Threads of OpenMP sleep while they wait, as in a job of one process: `cli.set_up_libraries`.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "3000",
+    # Dask's threads would have separate heaps, in which a forward takes a quarter longer.
+    **HEAP_VARIABLES,
+    **{f"DASK_{name.replace('.', '__').upper()}": str(v) for name, v in WORKER_SETTINGS.items()},
+}
+"""Variables of workers that Penstock starts, set before their processes begin."""
+OF_WORKERS = frozenset(
+    "OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS MALLOC_TRIM_THRESHOLD_".split()
+) | frozenset(WORKER_ENVIRONMENT)
+"""Variables that Dask's nanny or Penstock sets in workers. A process that measures there takes the
+client's instead: Dask's nanny gives a worker one OpenMP thread."""
 
 
 @contextlib.contextmanager
@@ -45,7 +67,7 @@ def connect(
     """Connect to the workers that ``--cluster`` names, or start them, until the context ends.
 
     Args:
-        knobs: The workers, how long to wait for one, and how often an item is tried again.
+        knobs: The workers, and how long to wait for one.
         say: Called once a minute with a sentence while there is no worker.
         libraries: Distributions whose versions decide what an item gives. Workers with others are
             left out.
@@ -58,34 +80,27 @@ def connect(
     Raises:
         UsageError: The address is not valid, or no scheduler answers there.
     """
-    versions = versions_of(libraries)
-    with _reached(str(knobs.cluster), gpus, preload) as (client, where):
+    distributed, address = require("distributed", "cluster"), str(knobs.cluster)
+    with contextlib.ExitStack() as stack:
+        place, where = address, address
+        if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
+            processes = int(local[1]) if local[1] else gpus or usable_cores()
+            where = f"{processes} process(es) of this machine"
+            # A nanny sets its worker's variables in this process, too, and leaves them there.
+            stack.enter_context(environment_kept())
+            place = stack.enter_context(_local(distributed, processes, gpus, preload))
+        elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
+            _check_scheduler(distributed, address)
+        else:
+            raise UsageError(
+                f"--cluster {address} is none of local, local:N and an address such as "
+                "tcp://HOST:8786"
+            )
+        client = stack.enter_context(_client(distributed, place))
         waiting = Waiting(where, knobs.worker_timeout, say)
-        workers = Workers(client, waiting, knobs.part_retries, versions=versions)
-        if isinstance(knobs, OnCluster):
-            workers.most_failed = knobs.max_failed_parts
-        with _counting(workers):
-            yield workers
-
-
-@contextlib.contextmanager
-def _reached(address: str, gpus: int, preload: str | None) -> Iterator[tuple[Any, str]]:
-    """The client of Dask, and the workers in words."""
-    distributed = require("distributed", "cluster")
-    if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
-        processes = int(local[1]) if local[1] else gpus or usable_cores()
-        local_ones = _local(distributed, processes, gpus, preload)
-        # A nanny sets its worker's variables in this process, too, and leaves them there.
-        with environment_kept(), local_ones as cluster, _client(distributed, cluster) as client:
-            yield client, f"{processes} process(es) of this machine"
-    elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
-        _check_scheduler(distributed, address)
-        with _client(distributed, address) as client:
-            yield client, address
-    else:
-        raise UsageError(
-            f"--cluster {address} is none of local, local:N and an address such as tcp://HOST:8786"
-        )
+        workers = Workers(client, waiting, versions=versions_of(libraries))
+        stack.enter_context(_counting(workers))
+        yield workers
 
 
 @contextlib.contextmanager
@@ -111,9 +126,9 @@ def _counting(workers: Workers) -> Iterator[None]:
         workers.client.subscribe_topic(topic, count)
     try:
         yield
-    finally:
-        with contextlib.suppress(Exception):  # the scheduler may be gone
-            for topic in topics:
+    finally:  # else the scheduler complains of a client that is gone
+        for topic in topics:
+            with contextlib.suppress(Exception):  # the scheduler may be gone
                 workers.client.unsubscribe_topic(topic)
 
 
@@ -127,12 +142,9 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
     options["preload"] = [leaving.__name__, *([preload] if preload else [])]
     workers = {}
     for number in range(count):
-        mine = {"CUDA_VISIBLE_DEVICES": str(number % gpus)} if gpus else {}
-        resources = {"resources": {"GPU": 1}} if gpus else {}
-        workers[number] = {
-            "cls": distributed.Nanny,
-            "options": {**options, **resources, "env": mine},
-        }
+        gpu = {"CUDA_VISIBLE_DEVICES": str(number % max(1, gpus))}
+        of_gpu: dict[str, Any] = {"resources": {"GPU": 1}, "env": gpu} if gpus else {}
+        workers[number] = {"cls": distributed.Nanny, "options": options | of_gpu}
     scheduler = {
         "cls": distributed.Scheduler,
         "options": {**loopback, "dashboard": False, "port": 0},

@@ -14,12 +14,11 @@ import itertools
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from ..base import Incomplete, PenstockError, UsageError, describe, format_bytes, plural
-from .items import FailedItem, Fault, Unfit, WorkerLeft, guarded
+from .items import FailedItem, NotDone, guarded
 from .workers import Workers
 
 LOOK_S = 1.0
@@ -28,8 +27,8 @@ TICK_S = 0.5
 """Most seconds between two calls of ``progress``."""
 FETCH_S = 20.0
 """Most seconds for fetching a value. Dask computes it again if it was lost with its worker."""
-REASONS = 3
-"""Most pieces whose reasons an error gives. It names all pieces."""
+RETRIES = 2
+"""Most times that an item which raised a fault is tried again."""
 _NUMBERS = itertools.count()
 """Numbers of the keys of items. A key that was used twice would give the value of its first use."""
 Item = TypeVar("Item")
@@ -77,49 +76,35 @@ def share(
 def share_pieces(
     workers: Workers,
     function: Callable[[Any], Any],
-    names: Sequence[str],
-    work_of: Callable[[str], Any],
+    names: Iterable[Item],
     kind: str,
     go_on: str,
-) -> Iterator[tuple[str, Any]]:
+    **how: Any,
+) -> Iterator[tuple[Item, Any]]:
     """Do all pieces on workers, and yield each when it is done, in any order.
 
     Args:
         workers: The workers, as `connect` yields them.
         function: Does a piece; see `share`.
-        names: The names of the pieces.
-        work_of: From the name of a piece, the argument of ``function``.
+        names: The pieces, by their names.
         kind: What a piece is, such as ``scene``.
         go_on: The end of an error: how to do the rest later.
+        how: More arguments of `share`.
 
     Yields:
         The name of a piece, and what ``function`` returned.
 
     Raises:
-        UsageError: More pieces failed than may fail, because they cannot be done as asked.
-        Incomplete: Pieces were given up. The error names them.
+        UsageError: A piece cannot be done as asked.
+        Incomplete: A piece was given up. The error names it.
     """
-    failed, done = dict[str, str](), 0
-    for name, value in share(workers, function, names, work_of=work_of):
+    for name, value in share(workers, function, names, **how):
         if not isinstance(value, FailedItem):
-            done += 1
             yield name, value
-            continue
-        failed[name] = value.sentence
-        if len(failed) > workers.most_failed:
-            if value.exit_code == UsageError.exit_code:
-                raise value.error()
-            break
-    if failed:
-        raise Incomplete(_sentence(failed, kind, len(names) - done - len(failed), go_on))
-
-
-def _sentence(failed: Mapping[str, str], kind: str, left: int, go_on: str) -> str:
-    items = [*failed.items()]
-    reasons = [f"{name}: {why}" for name, why in items[:REASONS]]
-    reasons += [name for name, _ in items[REASONS:]]
-    rest = f", and {left} more not done" if left else ""
-    return f"{plural(len(failed), kind)} failed ({'; '.join(reasons)}){rest}; {go_on}"
+        elif value.exit_code == UsageError.exit_code:
+            raise value.error()
+        else:
+            raise Incomplete(f"{kind} {name} failed ({value.sentence}); {go_on}")
 
 
 def wait_for_worker(workers: Workers, check: Callable[[], object] = lambda: None) -> None:
@@ -141,18 +126,18 @@ def wait_for_worker(workers: Workers, check: Callable[[], object] = lambda: None
         time.sleep(TICK_S)
 
 
-@dataclass(slots=True)
-class _Given:
-    """An item that Dask has, or is to get again."""
+class _Given(NamedTuple):
+    """An item that Dask has."""
 
     item: Any
-    future: Any = None
-    before: object = None
+    future: Any
+    before: object
     """Whatever was saved of the item when it was given out."""
 
 
-_LOST = object()
-"""The value of an item that is to be given out again."""
+_END = object()
+_LOST = NotDone("", "")
+"""The value of an item that no worker has any more."""
 
 
 class _Front:
@@ -172,7 +157,7 @@ class _Front:
         self.work_of, self.saved, self.most_unfit = work_of, saved, most_unfit
         self.given: dict[str, _Given] = {}
         """The items that Dask has, by key."""
-        self.again: deque[_Given] = deque()
+        self.again: deque[Any] = deque()
         """Items to give out before others."""
         self.finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Futures that have ended. Dask puts them here in a thread of its own."""
@@ -189,7 +174,7 @@ class _Front:
                 self._look(progress())
                 self.ends = self.ends or ending()
                 self._refill()
-                if not self.given and (self.ends or self._is_used_up()):
+                if not self.given and (self.ends or (self.exhausted and not self.again)):
                     return
                 with contextlib.suppress(queue.Empty):
                     yield from self._take(self.finished.get(timeout=TICK_S))
@@ -214,36 +199,27 @@ class _Front:
 
     def _refill(self) -> None:
         """Give out as many items as the workers that are there need."""
-        for _ in range(len(self.workers.fit) - len(self.given)):
-            if self.ends or self._is_used_up():
+        for _ in range(0 if self.ends else len(self.workers.fit) - len(self.given)):
+            item = self.again.popleft() if self.again else next(self.items, _END)
+            if item is _END:
+                self.exhausted = True
                 return
-            if self.again:
-                self._submit(self.again.popleft())
-            else:
-                for item in itertools.islice(self.items, 1):
-                    self._submit(_Given(item))
-                    break
-                else:
-                    self.exhausted = True
+            self._submit(item)
 
-    def _is_used_up(self) -> bool:
-        return self.exhausted and not self.again
-
-    def _submit(self, given: _Given) -> None:
-        workers = self.workers
-        given.before = self.saved(given.item)
-        given.future = self.client.submit(
+    def _submit(self, item: Any) -> None:
+        workers, before = self.workers, self.saved(item)
+        future = self.client.submit(
             guarded,
             workers.token,
             self.function,
-            self.work_of(given.item),
+            self.work_of(item),
             key=f"{workers.token}-{next(_NUMBERS)}",
             pure=False,
-            retries=workers.retries,
+            retries=RETRIES,
             resources=workers.resources,
         )
-        self.given[given.future.key] = given
-        given.future.add_done_callback(self.finished.put)
+        self.given[future.key] = _Given(item, future, before)
+        future.add_done_callback(self.finished.put)
 
     def _take(self, future: Any) -> Iterator[tuple[Any, Any]]:
         """Yield an item that is done or given up. Any other is given out again."""
@@ -253,13 +229,13 @@ class _Front:
             future.add_done_callback(self.finished.put)
             return
         del self.given[future.key]
-        if isinstance(value, Unfit):
-            workers.leave_out(value.address, value.sentence)
-            too_many = len(workers.left_out) >= self.most_unfit and not workers.served
-            if too_many or workers.none_fits():
-                raise UsageError(value.sentence)
-        if value is _LOST or isinstance(value, Unfit | WorkerLeft):
-            self.again.append(given)
+        if isinstance(value, NotDone):
+            self.again.append(given.item)
+            if value.unfit:
+                workers.leave_out(value.address, value.unfit)
+                too_many = len(workers.left_out) >= self.most_unfit and not workers.served
+                if too_many or workers.none_fits():
+                    raise UsageError(value.unfit)
             return
         if not isinstance(value, FailedItem):
             workers.served = True
@@ -277,9 +253,9 @@ class _Front:
             return future.result(timeout=FETCH_S)
         except TimeoutError:
             return future
-        except Fault as fault:
+        except FailedItem as failure:
             self.workers.retried -= 1  # the last try was not followed by another one
-            return fault.failure
+            return failure
         except KilledWorker as killed:
             return _LOST if self.saved(given.item) != given.before else _killing(killed)
         except Exception as error:  # of Dask: it could not load or send something

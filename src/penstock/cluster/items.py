@@ -28,14 +28,14 @@ class WorkerLeaves(PenstockError):
     """This worker leaves before its item is done. Another one does the item; it has not failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailedItem:
-    """An item that is given up, in the place of its value."""
+@dataclass(eq=False)
+class FailedItem(Exception):
+    """An item that is given up, in the place of its value. A worker raises it if the item may
+    succeed when it is tried again: any process can load its pickle, which is not true of the error
+    that it stands for."""
 
     sentence: str
     exit_code: int = 1
-    ends_job: bool = False
-    """True if all other items would fail in the same way."""
 
     def error(self) -> PenstockError:
         """The failure as an exception of this process that has the same exit code."""
@@ -44,25 +44,12 @@ class FailedItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
-    """The worker at this address may not take part; another one is to do the item."""
+class NotDone:
+    """The worker at this address did not do an item; another one is to do it."""
 
     address: str
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLeft:
-    """The worker leaves; another one is to do the item."""
-
-
-class Fault(Exception):
-    """An item that may succeed when it is tried again. Any process can load its pickle, which is
-    not true of the error that it stands for."""
-
-    def __init__(self, failure: FailedItem) -> None:
-        super().__init__(failure)
-        self.failure = failure
+    unfit: str
+    """Why the worker may not take part at all; empty if it only leaves."""
 
 
 def guarded(token: str, function: Callable[[Any], Any], item: Any) -> Any:
@@ -74,33 +61,28 @@ def guarded(token: str, function: Callable[[Any], Any], item: Any) -> Any:
         item: Its argument.
 
     Returns:
-        What ``function`` returns, or an `Unfit`, a `WorkerLeft` or a `FailedItem`.
+        What ``function`` returns, or `NotDone`, or a `FailedItem` that no other try would change.
 
     Raises:
-        Fault: The item failed, and may succeed when it is tried again.
+        FailedItem: The item failed, and may succeed when it is tried again.
     """
     from distributed import get_worker
 
     try:
         return function(item)
-    except UnfitWorker as error:
-        return Unfit(get_worker().address, describe(error))
-    except WorkerLeaves:
-        return WorkerLeft()
+    except (UnfitWorker, WorkerLeaves) as error:
+        unfit = describe(error) if isinstance(error, UnfitWorker) else ""
+        return NotDone(get_worker().address, unfit)
     except Exception as error:
-        failure = _failure_of(error)
-        if failure.ends_job or failure.exit_code == UsageError.exit_code:
+        ours = isinstance(error, PenstockError)
+        sentence = f"{'' if ours else f'{type(error).__name__}: '}{describe(error)}"
+        failure = FailedItem(sentence, getattr(error, "exit_code", 1) if ours else 1)
+        causes = (error, error.__cause__)
+        ends = any(isinstance(each, PenstockError) and each.ends_job for each in causes)
+        if ends or failure.exit_code == UsageError.exit_code:
             return failure
-        get_worker().log_event(token, failure.sentence)
-        raise Fault(failure) from None
-
-
-def _failure_of(error: Exception) -> FailedItem:
-    ours = isinstance(error, PenstockError)
-    name = "" if ours else f"{type(error).__name__}: "
-    causes = (error, error.__cause__)
-    ends = any(isinstance(each, PenstockError) and each.ends_job for each in causes)
-    return FailedItem(name + describe(error), getattr(error, "exit_code", 1) if ours else 1, ends)
+        get_worker().log_event(token, sentence)
+        raise failure from None
 
 
 def versions_of(libraries: Iterable[str]) -> dict[str, str]:
@@ -174,3 +156,20 @@ def close_after_item(reason: str) -> None:
         )
 
     worker.loop.add_callback(close)
+
+
+def still_wanted() -> Callable[[], bool]:
+    """Make a function that says whether the client still waits for the calling task.
+
+    The client may have ended or given the task up, and Dask does not interrupt a running task.
+    """
+    from distributed import get_worker
+
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state == "executing"
+
+    return wanted

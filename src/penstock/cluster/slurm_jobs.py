@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +45,6 @@ class SlurmJob(BaseModel):
     output_dir: str | None = None
     """The folder of its training; %j may stand for its number."""
     command: tuple[str, ...]
-    submitted: str
     kind: Kind = "ranks"
     array: str | None = None
     """Its elements, as sbatch takes them; None if it is no array."""
@@ -68,14 +66,13 @@ def read_study(path: Path) -> SlurmStudy:
     """The study in a file, or in a folder. Raises `UsageError` if it cannot be read."""
     path = path / STUDY_FILE if path.is_dir() else path
     try:
-        study = SlurmStudy.model_validate_json(path.read_text())
+        return SlurmStudy.model_validate_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValidationError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not a list of jobs that penstock slurm submit wrote"
         ) from error
-    return study
 
 
 def slurm_scripts(steps: Sequence[Step], python: str) -> list[str]:
@@ -173,7 +170,6 @@ def submit_job(
         nodes=config.nodes,
         output_dir=None if command.output_dir is None else _seen_from(folder, command.output_dir),
         command=command.words,
-        submitted=datetime.now(UTC).isoformat(timespec="seconds"),
         kind=command.kind,
         array=config.array,
         waits_for=waits_for,

@@ -92,10 +92,6 @@ class Workers:
     client: Any
     """The ``distributed.Client``."""
     waiting: Waiting
-    retries: int = 0
-    """Most times that an item which raised a fault is tried again."""
-    most_failed: int = 0
-    """Number of items that may fail before a job is given up."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """The client's versions of what a worker must have, by name."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
@@ -170,11 +166,6 @@ class Workers:
         self.left_out[address] = reason
         self.fit.pop(address, None)
         self.ask_each(dismiss, self.token, within_s=ANSWER_S, of=[address])
-
-    def ask(self, function: Callable[..., Any], *args: Any, **how: Any) -> list[Any]:
-        """The answers of `ask_each` that are no exceptions."""
-        answers = self.ask_each(function, *args, **how).values()
-        return [each for each in answers if not isinstance(each, BaseException)]
 
     def ask_each(
         self,

@@ -1,9 +1,23 @@
-"""Open the job of a run again, by what its run folder says, without running code that it names; and
-compute the lost and damaged blocks of a run again, and nothing else."""
+"""Compute blocks of a run again: those that are lost or damaged, to write them; or some that are
+intact, to compare them with what is stored.
+
+The job of a run is opened by what its run folder says, without running code that it names. A block
+goes through the same geometry as in the run, so the code, versions and machine that made it must
+give the same bits. On others, which may change the last digits, nothing is compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base import (
     RUN_FILE,
@@ -14,14 +28,21 @@ from ..base import (
     build,
     system_errors,
 )
-from ..data import discard_damaged, no_block_again
+from ..data import Box, OutputLock, Sink, discard_damaged, no_block_again
 from ..models import REGISTRY, check_model_name
 from .opening.job import Job
 from .run import run_job
-from .run_folder.journal import Journal
+from .run_folder.block_log import Key
+from .run_folder.block_set import BlockSet
+from .run_folder.folder import read_document
+from .run_folder.journal import Journal, differing
+from .run_folder.names import SCALINGS_FILE, is_label_run
 from .run_folder.reader import RunFolder
+from .stages.pipeline import compute
+from .stages.run import Run
+from .stages.statistics import find_scalings
 from .stages.summary import Progress, Summary
-from .verify import Proof
+from .verify import Finding, Proof
 
 _OF_ONE_START = frozenset(
     "overwrite resume take_over trace metrics_json "
@@ -30,6 +51,25 @@ _OF_ONE_START = frozenset(
 """Settings of a run that do not change its voxels."""
 _OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))
 """Facts that may differ from those of the run, as they depend on the machine."""
+
+
+_OF_DEVICES = ("devices", "arithmetic")
+"""Facts of a job that depend on its devices."""
+_COUNTING = threading.Lock()
+
+
+@dataclass
+class Recomputed:
+    """The blocks that were computed anew, and how they compare."""
+
+    sampled: int
+    population: int
+    """Number of blocks from which the sample was drawn."""
+    same: Counter[Key] = field(default_factory=Counter)
+    """The number of outputs in which a block has the same bits."""
+    findings: list[Finding] = field(default_factory=list)
+    equal: int = 0
+    """Blocks that have the same bits in all outputs."""
 
 
 def reopened(run: RunFolder, config: VerifyConfig) -> Job:
@@ -49,7 +89,7 @@ def reopened(run: RunFolder, config: VerifyConfig) -> Job:
         UsageError: Input, model or weights are not there, are not those of the run, or are not
             trusted.
     """
-    if run.content.get("verb") == "label":
+    if is_label_run(run.content):
         raise UsageError(
             "blocks of labels are made again by penstock verify OUTPUT --forget, and then penstock "
             "label as before with --resume"
@@ -69,13 +109,13 @@ def reopened(run: RunFolder, config: VerifyConfig) -> Job:
         ours["devices"] = config.devices
     job = Job(build(InferConfig, settings, ours))
     job.plan.refuse()
-    now, before = Journal(None, job.fingerprint()).fingerprint, run.fingerprint
-    for name, value in now.items():
-        if name not in _OF_MACHINE and before.get(name) != value:
-            raise UsageError(
-                f"the run had {name} {before.get(name)!r}, now it is {value!r}; so its blocks "
-                "cannot be computed again"
-            )
+    facts, before = Journal(None, job.fingerprint()).fingerprint, run.fingerprint
+    now = {name: value for name, value in facts.items() if name not in _OF_MACHINE}
+    if (name := differing(before, now)) is not None:
+        raise UsageError(
+            f"the run had {name} {before.get(name)!r}, now it is {now[name]!r}; so its blocks "
+            "cannot be computed again"
+        )
     return job
 
 
@@ -147,3 +187,103 @@ def take_off(run: RunFolder, proof: Proof) -> int:
             run.folder.forget(str(run.content.get("run")), lost)
         run.folder.delete(SUMMARY_FILE)  # it says that the run is done
     return len(lost)
+
+
+def sample(run: RunFolder, proof: Proof, share: float, seed: int) -> list[Key]:
+    """Pick blocks of a run at random, among those that are written and not damaged.
+
+    Args:
+        run: The run.
+        proof: The result of `verify_run`.
+        share: The share of the blocks to pick.
+        seed: Seed of the random numbers.
+
+    Returns:
+        The blocks.
+
+    Raises:
+        UsageError: There is no such block.
+    """
+    keys = sorted(run.notes.keys() - proof.bad)
+    if not keys:
+        raise UsageError("--recompute: no block of the run is intact")
+    return random.Random(seed).sample(keys, math.ceil(share * len(keys)))
+
+
+def recompute_blocks(
+    run: RunFolder,
+    proof: Proof,
+    keys: Sequence[Key],
+    config: VerifyConfig,
+    progress: Callable[[int], None],
+) -> Recomputed:
+    """Compute some blocks anew, and compare them with what is stored.
+
+    Args:
+        run: The run.
+        proof: The result of `verify_run`.
+        keys: The blocks.
+        config: The model and the devices.
+        progress: A function that is called with the number of blocks that are done.
+
+    Returns:
+        How the blocks compare.
+
+    Raises:
+        UsageError: Input, model or weights are not there or are not those of the run, or it was
+            made with other code, versions or another kind of machine.
+        StageError: A stage failed.
+    """
+    try:
+        job = reopened(run, config)
+    except UsageError as error:
+        raise UsageError(f"--recompute: {error}") from error
+    before = {**run.fingerprint, **run.content.get("maker", {})}
+    here = {**{name: job.fingerprint()[name] for name in _OF_DEVICES}, **job.maker()}
+    if (name := differing(before, here)) is not None:
+        raise UsageError(
+            f"--recompute: the run in {run.folder} had {name} {before.get(name)!r}, and here it is "
+            f"{here[name]!r}, so its bits need not be the same; recompute where they are"
+        )
+    done = Recomputed(len(keys), len(run.notes.keys() - proof.bad))
+    for number, output in enumerate(job.outputs):
+        sink = cast("Sink", _ComparingSink(run, number, output.sink, done))
+        job.outputs[number] = replace(output, sink=sink)
+    journal = Journal(None, {})
+    journal.statistics = read_document(run.folder, SCALINGS_FILE) or {}
+    journal.done = BlockSet(run.keys())
+    journal.done -= {*keys}
+    anew = Run(job, journal, OutputLock())
+    with anew.at_work():
+        scalings = find_scalings(anew)
+        compute(anew, range(len(anew.parts)), scalings, lambda now: progress(now.blocks_done))
+    done.equal = sum(count == len(job.outputs) for count in done.same.values())
+    return done
+
+
+class _ComparingSink:
+    """Takes the place of a sink. It compares what would be written with what is stored."""
+
+    def __init__(self, run: RunFolder, number: int, sink: Sink, done: Recomputed) -> None:
+        self.run, self.stored, self.done = run, run.outputs[number], done
+        self.name, self.dtype, self.domain = sink.name, sink.dtype, sink.domain
+        array = getattr(self.stored.written.source, "array", None)
+        self.fill = getattr(array, "fill_value", None) or 0
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        before = self.stored.written.source.read(box)
+        bits = np.dtype(f"u{array.dtype.itemsize}")
+        key = self._key(box)
+        if np.array_equal(before.view(bits), array.view(bits)):
+            with _COUNTING:
+                self.done.same[key] += 1
+        else:
+            what = "has other values when computed anew"
+            self.done.findings.append(Finding(key, "different", self.stored.written.name, what))
+
+    def _key(self, box: Box) -> Key:
+        stored = self.stored
+        volume = [tuple(place) for place in stored.places].index(box.start[:2])
+        there = box[2:].shift(tuple(-shift for shift in stored.offset))
+        block = stored.grid.back().box(there)
+        return (volume, *self.run.blocks.touching(block).start)

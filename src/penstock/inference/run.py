@@ -6,19 +6,17 @@ A run opens its folder, locks the outputs, finds the scalings, runs the `Pipelin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-from ..base import SUMMARY_FILE, InferConfig, build, modes_kept, names_parameters
+from ..base import InferConfig, build, modes_kept, names_parameters
 from .opening.job import Job
 from .run_folder.ending import EndRequest
-from .stages.beginning import begun
-from .stages.output_levels import first_levels, with_rest
+from .stages.beginning import begun, completed
+from .stages.output_levels import first_levels
 from .stages.pipeline import compute
 from .stages.run import Run
 from .stages.statistics import find_scalings
 from .stages.summary import Progress, Summary
-from .stages.watch import forgoing
 
 
 @names_parameters(InferConfig, model_type="model")
@@ -84,9 +82,4 @@ def run_job(
         with run.at_work():
             compute(run, range(len(run.parts)), find_scalings(run), progress)
         run.check_written("run again with --resume")
-        run.close_outputs()
-        summary = run.summary()
-        summary = with_rest(summary, job.config, job.sinks, job.head_kinds, run.request)
-    with forgoing(f"--run-dir {job.run_dir}: summary.json"):
-        journal.save(SUMMARY_FILE, asdict(summary))
-    return summary
+        return completed(job, journal, lock, run.summary(), run.request)

@@ -38,10 +38,6 @@ class RunStatus:
     processes: int
     """Number of processes that write the run now; 0 if that is not known."""
 
-    @property
-    def complete(self) -> bool:
-        return self.blocks_done >= self.blocks_planned
-
     def line(self) -> str:
         """The state in one line."""
         share = self.blocks_done / max(1, self.blocks_planned)
@@ -57,14 +53,6 @@ class RunStatus:
             words.append(f"a store has been failing for {so_far} of {most} at most")
         sentence = ", ".join(words)
         return f"{sentence}; {self.why}" if self.why else sentence
-
-
-def read_status(place: Path | str) -> RunStatus:
-    """Read the state of a run. Nothing is changed.
-
-    Raises `UsageError` if the folder cannot be read.
-    """
-    return RunLook(place).status()
 
 
 class RunLook:

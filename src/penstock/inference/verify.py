@@ -79,23 +79,17 @@ def verify_run(
     """
     total = run.num_blocks if only is None else len(only)
     proof, flow, lock = Proof(total), Flow(), threading.Lock()
-    keys, seen = iter(run.keys() if only is None else only), 0
+    keys, seen = run.keys() if only is None else only, 0
     retries = Retries(retry_for, None, Probe().clock, lambda: None)
 
-    def work() -> None:
+    def verify(key: Key) -> None:
         nonlocal seen
-        while not flow.failed:
-            with lock:
-                key = next(keys, None)
-            if key is None:
-                return
-            findings = list(_findings(run, key, flow, retries))
-            with lock:
-                seen += 1
-                _count(proof, run, key, findings)
+        findings = list(_findings(run, key, flow, retries))
+        with lock:
+            seen += 1
+            _count(proof, run, key, findings)
 
-    for number in range(readers):
-        flow.spawn(f"verify-{number}", work)
+    flow.each("verify", keys, verify, readers)
     flow.join(lambda: progress(seen))
     progress(seen)
     return proof

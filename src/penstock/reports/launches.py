@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..base import RUN_FILE, STEPS, UsageError, redacted
+from ..inference import is_label_run
 from ..instruments import (
     PHASES,
     Record,
@@ -65,7 +66,7 @@ def _of_inference(folder: Path) -> list[Record]:
     run = InferenceRun.read(folder)
     summary = run.summary
     if not run.seconds:
-        labels = run.content.get("verb") == "label"
+        labels = is_label_run(run.content)
         why = (
             "of label, which keeps no times" if labels else "that is not done, and has no times yet"
         )

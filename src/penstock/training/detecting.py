@@ -152,7 +152,7 @@ def detect_on_cluster(
     try:
         results = share_pieces(
             workers, partial(detect_task, detector, config), sorted(folders),
-            lambda name: absolute(folders[name]), "scene", "--resume does the rest",
+            "scene", "--resume does the rest", work_of=lambda name: absolute(folders[name]),
         )  # fmt: skip
         for name, answer in results:
             advance(answer[1])

@@ -21,7 +21,7 @@ from .knobs import (
     many,
 )
 from .run_labels import Labels
-from .sharing import OnCluster
+from .sharing import OnWorkers
 
 PRESET_SAMPLES = 64
 Even = Annotated[Positive, Field(multiple_of=2)]
@@ -143,7 +143,7 @@ class LoaderConfig(Knobs):
     )
 
 
-class PreprocessConfig(OnCluster, Labels):
+class PreprocessConfig(OnWorkers, Labels):
     """The knobs of ``penstock preprocess``."""
 
     data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
@@ -170,7 +170,7 @@ class PreprocessConfig(OnCluster, Labels):
     )
 
 
-class PredictConfig(OnCluster, Labels):
+class PredictConfig(OnWorkers, Labels):
     """The knobs of ``penstock predict``."""
 
     data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")

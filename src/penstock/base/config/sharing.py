@@ -31,7 +31,7 @@ def share_of(text: str) -> tuple[int, int]:
 
 
 class OnWorkers(Overwriting):
-    """Workers of a cluster, and how long and how often a job tries."""
+    """Workers of a cluster, and how long a job waits for them."""
 
     cluster: str | None = flag(
         None,
@@ -45,24 +45,9 @@ class OnWorkers(Overwriting):
         "and nothing is done, before it ends with exit code 3 (default: 24h)",
         group="workers and parts",
     )
-    part_retries: Natural = flag(
-        2,
-        help="how often a part (or scene, or case) that failed is tried again, with --cluster",
-        group="workers and parts",
-    )
 
 
-class OnCluster(OnWorkers):
-    """Workers of a cluster, and the limits on failures of their parts."""
-
-    max_failed_parts: Natural = flag(
-        0,
-        help="parts (or scenes) that may fail before the job of a cluster is given up",
-        group="workers and parts",
-    )
-
-
-class Stepwise(OnCluster):
+class Stepwise(OnWorkers):
     """The knobs of a job that reads an array and writes one, and of which each process may do a
     step, as the elements of an array of jobs do."""
 

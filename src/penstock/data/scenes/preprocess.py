@@ -155,8 +155,8 @@ def _cut_all(
                 for name, job in jobs.items()
             }
             for cut in share_pieces(
-                cluster, cut_task, sorted(there), there.__getitem__, "scene",
-                "run again to cut the rest",
+                cluster, cut_task, sorted(there), "scene", "run again to cut the rest",
+                work_of=there.__getitem__,
             ):  # fmt: skip
                 note(*cut)
     finally:

@@ -11,6 +11,7 @@ uploaded while the net works on this one (`transfers`). Everything between is th
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from ...base import PenstockError, StageError, torch_threads
+from ...base import OutOfMemory, PenstockError, StageError, torch_threads
 from ...instruments import Probe
 from ..opening.job import Job
 from ..tiling.geometry import Brick
@@ -29,6 +30,8 @@ from .scatter import PatchScatter, slices_of, torch_dtype
 from .transfers import GpuClock, Transfers
 from .values import NOTHING, fill_beyond_, normalise_
 
+_NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
+"""Words of torch's errors when the host has no memory left."""
 _MOST_OPEN = 1024
 """Most bricks that wait behind one that is not complete, as each takes a little memory."""
 
@@ -204,6 +207,28 @@ class Lane:
 
     def _span(self, stage: str, brick: Brick) -> AbstractContextManager[None]:
         return (self.clock or self.probe).span(stage, brick)
+
+
+@contextlib.contextmanager
+def batch_named(job: Job, device: torch.device) -> Iterator[None]:
+    """Turn torch's out-of-memory error into `OutOfMemory`, which names a smaller batch. The run can
+    be resumed."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        of_host = any(words in str(error) for words in _NO_ROOM)
+        if not (of_host or isinstance(error, torch.OutOfMemoryError)):
+            raise
+        batch, cure = job.net.batch, "anew with a smaller --patch"
+        if device.type == "cpu":  # the number of patches in a forward does not depend on the batch
+            raise OutOfMemory(
+                f"the host has no memory left for {job.net.forward} patches at a time; run again "
+                f"with --resume when there is more, or {cure}"
+            ) from error
+        cure = f"again with --resume --batch {batch // 2}" if batch > 1 else cure
+        raise OutOfMemory(
+            f"{device} has no memory left for a batch of {batch}; run {cure}"
+        ) from error
 
 
 def _runs(slots: Iterable[Slot]) -> Iterator[list[Slot]]:

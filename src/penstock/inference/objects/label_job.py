@@ -8,7 +8,6 @@ the run folder until the end, so that a run that was killed goes on with it.
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from importlib import metadata
 from itertools import product
@@ -47,7 +46,7 @@ JOINED_BYTES, MEASURED_BYTES = 100, 400
 """Bytes that the join takes for each object of a block, and those with what is measured."""
 _OF_ONE_START = frozenset(
     "in_spec out_spec overwrite resume workers block max_memory run_dir take_over levels prepare "
-    "part finish cluster worker_timeout part_retries max_failed_parts".split()
+    "part finish cluster worker_timeout".split()
 )
 """Settings that do not change what is written, or are compared as what they lead to."""
 
@@ -171,12 +170,14 @@ class LabelJob:
 
 
 def _decoder_facts(name: str) -> list[str]:
-    """The name of a decoder, and the check of its file if it has one."""
+    """The name of a decoder, and a hash of its file, if it has one, with what that imports."""
     place, _, function = name.rpartition(":")
-    if not Path(place).is_file():
+    file = Path(place).resolve()
+    if not file.is_file():
         return [name]
-    digest = hashlib.sha256(Path(place).read_bytes()).hexdigest()
-    return [f"{Path(place).name}:{function}", digest[:16]]
+    from ..opening.identity import hash_of_files  # it loads torch, which other labellings spare
+
+    return [f"{file.name}:{function}", hash_of_files([(file, file.parent)])]
 
 
 def _beside(sink: Sink) -> Path:

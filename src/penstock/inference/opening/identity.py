@@ -17,7 +17,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,14 @@ def weights(module: torch.nn.Module) -> str:
 def sources(reference: Any, module: nn.Module) -> str:
     """A hash of the user's source files of a model, with what they import from their own folders.
     Empty for a model of Penstock or of a library."""
+    return hash_of_files(_roots(reference, module))
+
+
+def hash_of_files(roots: Iterable[tuple[Path, Path]]) -> str:
+    """A hash of source files, each given with the folder that it imports from, and of what they
+    import from there. Empty if there is none."""
     digests: dict[str, str] = {}
-    for file, root in sorted(_roots(reference, module)):
+    for file, root in sorted(roots):
         files = {file}
         _add_imports(file, root, files)
         for each in files:

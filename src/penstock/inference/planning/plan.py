@@ -58,8 +58,6 @@ class Plan:
     memory: HostMemory
     memory_limit: int
     device_peak: int | None
-    batch_bytes: int
-    """Bytes of a forward and its patches. A smaller batch takes fewer."""
     voxels: int
     """Number of voxels of all volumes, with each channel group counted once, as for throughput."""
     read_bytes: int
@@ -334,7 +332,6 @@ def _count(
         ),
         memory_limit=limit,
         device_peak=None if facts.on_host else device_bytes(facts, computing, buffers, budget),
-        batch_bytes=computing - facts.cast_bytes + buffers,
         voxels=volume * num_volumes,
         read_bytes=0,
         statistics_bytes=facts.count_passes * stored,

@@ -60,14 +60,37 @@ class Prepared(NamedTuple):
         return cls(tuple(prepared["part"]), prepared["elements"])
 
 
-class OwnFiles:
-    """The folder of a run, and the names of this process's own files in it."""
+class Journal:
+    """The record of one run. Without a folder it only counts blocks."""
 
-    def __init__(self, place: Path | str | None) -> None:
+    def __init__(
+        self,
+        place: Path | str | None,
+        fingerprint: Mapping[str, Any],
+        maker: Mapping[str, Any] | None = None,
+    ) -> None:
         """``place`` is the path or URL of the folder, None for a run without one."""
         self.folder = None if place is None else folder_at(place)
         self.writer: str | None = None
         """Name of this process among several that write the run; None if it writes alone."""
+        self.fingerprint: dict[str, Any] = scrubbed(json.loads(json.dumps(fingerprint)))
+        noted = {**(maker or {}), "checksum": CHECKSUM}
+        self.maker: dict[str, Any] = json.loads(json.dumps(noted))
+        """Code, versions and machine. They are the same for all blocks of a run."""
+        self.run = uuid.uuid4().hex
+        """Name of the run, also in the marker of its output. A resumed run keeps its name."""
+        self.lacking: list[str] = []
+        """One sentence that says why the run folder is not locked; empty if it is."""
+        self.done = BlockSet()
+        self.statistics: dict[str, dict[str, Any]] = {}
+        self.written = self.skipped = self.voxels = 0
+        self._replaces: list[str | None] = []
+        """Names of the runs that made the outputs which this run replaces."""
+        self.before: Mapping[str, Any] = {}
+        """The run.json of the run that is resumed, empty if there is none."""
+        self._log: Log | None = None
+        self._notes: Notes | None = None
+        self._lock = threading.Lock()
 
     @property
     def here(self) -> Path | None:
@@ -86,40 +109,11 @@ class OwnFiles:
 
     def own_rows(self, name: str) -> Path | None:
         """The local file to which this process appends rows."""
-        return None if self.folder is None else self.folder.rows(self.own_name(name))
+        return None if self.folder is None else self.folder.here / self.own_name(name)
 
     def named(self, name: str) -> str:
         """The path of a file of the folder, for messages."""
         return name if self.folder is None else f"{self.folder}/{name}"
-
-
-class Journal(OwnFiles):
-    """The record of one run. Without a folder it only counts blocks."""
-
-    def __init__(
-        self,
-        place: Path | str | None,
-        fingerprint: Mapping[str, Any],
-        maker: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(place)
-        self.fingerprint: dict[str, Any] = scrubbed(json.loads(json.dumps(fingerprint)))
-        noted = {**(maker or {}), "checksum": CHECKSUM}
-        self.maker: dict[str, Any] = json.loads(json.dumps(noted))
-        """Code, versions and machine. They are the same for all blocks of a run."""
-        self.run = uuid.uuid4().hex
-        """Name of the run, also in the marker of its output. A resumed run keeps its name."""
-        self.lacking: list[str] = []
-        """One sentence that says why the run folder is not locked; empty if it is."""
-        self.done = BlockSet()
-        self.statistics: dict[str, dict[str, Any]] = {}
-        self.written = self.skipped = self.voxels = 0
-        self._replaces: list[str | None] = []
-        """Names of the runs that made the outputs which this run replaces."""
-        self._before: Mapping[str, Any] | None = None
-        self._log: Log | None = None
-        self._notes: Notes | None = None
-        self._lock = threading.Lock()
 
     @classmethod
     def open(
@@ -143,7 +137,7 @@ class Journal(OwnFiles):
             return journal
         _check_same(folder, before.get("fingerprint", {}), journal.fingerprint)
         _check_same(folder, before.get("maker", {}), journal.maker)
-        journal._before = before
+        journal.before = before
         journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
         journal.refresh()
@@ -152,11 +146,6 @@ class Journal(OwnFiles):
         if lost := lost_lines(folder, len(damaged), journal.skipped, before.get("blocks", 0)):
             warnings.warn(lost, RuntimeWarning, stacklevel=3)
         return journal
-
-    @property
-    def before(self) -> Mapping[str, Any]:
-        """The run.json of the run that is resumed, empty if there is none."""
-        return self._before or {}
 
     def refresh(self) -> None:
         """Read which blocks other processes have written, and which percentiles they have found."""
@@ -173,12 +162,12 @@ class Journal(OwnFiles):
         ``made_by`` is the run that the marker of the output names, or None: then only
         ``take_over`` goes on.
         """
-        if self._before is None:
+        if not self.before:
             self._replaces = list({*self._replaces, made_by})  # called again while the job waits
             return
         if not self.done and made_by in self._replaces:
             return  # killed before the marker named this run: all of the output is written anyway
-        if made_by is None and (take_over or not self._before.get("locked")):
+        if made_by is None and (take_over or not self.before.get("locked")):
             return  # made where no marker can be written
         if made_by is None:
             raise UsageError(
@@ -186,7 +175,10 @@ class Journal(OwnFiles):
                 "the output may be another run's; --take-over goes on, --overwrite begins anew"
             )
         if made_by != self.run:
-            raise made_anew(output, self.folder)
+            raise UsageError(
+                f"--resume: {output} was made anew by another run than that in {self.folder}; "
+                "resume that one, or --overwrite"
+            )
 
     def lock(self) -> None:
         """Make the folder and lock its log. The log is not changed.
@@ -211,18 +203,13 @@ class Journal(OwnFiles):
             self._log.begin(anew=False)
 
     def begin(
-        self,
-        facts: Mapping[str, Any],
-        *,
-        prepared: Prepared | None = None,
-        locked: bool = False,
+        self, facts: Mapping[str, Any], *, prepared: Prepared | None = None, locked: bool = False
     ) -> None:
         """Make the folder and start the log. Blocks that were done before stay in it.
 
         ``facts`` are fields of run.json: ``settings``, ``name`` and ``tags``, ``plan`` and its
         ``blocks``. ``prepared`` says how several processes share the run, and ``locked`` that the
-        output's marker names it. Raises `UsageError`, and changes nothing, if another process
-        writes this run.
+        output's marker names it. Raises as `lock`.
         """
         if self.folder is None:
             return
@@ -271,14 +258,6 @@ class Journal(OwnFiles):
             self._log = None
         if self.folder is not None:
             self.folder.close()
-
-
-def made_anew(output: str, folder: Folder | None) -> UsageError:
-    """The error for an output that belongs to another run by now."""
-    return UsageError(
-        f"--resume: {output} was made anew by another run than that in {folder}; resume that one, "
-        "or --overwrite"
-    )
 
 
 def _check_same(folder: Folder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ kill cannot lose what is done. `bucket_folder` has one in a bucket, with the sam
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import threading
@@ -20,16 +21,12 @@ from ...base import (
     UsageError,
     is_draft,
     is_locked,
+    lock_file,
     replacing,
 )
 from ...instruments import set_aside
 from .block_log import ENDED_TORN, Key, is_line, lost_line
-from .names import LOG_FILE, LOGS_FOLDER, METRICS_FILE, is_run, of_each, own_name, rows_of
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from .names import LOG_FILE, LOGS_FOLDER, METRICS_FILE, is_run, of_each, own_name
 
 TAIL_BYTES = 2**20
 """Number of bytes that are read at the end of a file of rows, about 20 minutes of metrics."""
@@ -110,10 +107,6 @@ class LocalFolder:
         """Give a file of an earlier start a number, if it is there."""
         set_aside(self.path / name)
 
-    def rows(self, name: str) -> Path:
-        """A local file below `here`, to append rows to. It begins with the rows of the folder."""
-        return self.path / name
-
     def log(self, run: str, writer: str | None, outputs: Sequence[str]) -> LogFile:
         """Open the log of a process of a run with these outputs. The folder is made if need be.
 
@@ -128,7 +121,7 @@ class LocalFolder:
 
         ``seen`` says how far each log was read, in units of the folder's own, and is updated.
         """
-        # A folder that was copied from a bucket has several files for a log: see `bucket_log`.
+        # A folder that was copied from a bucket has several files for a log: see `bucket_folder`.
         for _, parts in groupby(self._logs(run), lambda name: name.rpartition("/")[0] or name):
             yield (line for name in parts for line in self._lines(name, seen))
 
@@ -169,20 +162,24 @@ class LocalFolder:
         )
         return not logs <= ends
 
-    def tail(self, name: str) -> bytes:
-        """The end of a file, with enough bytes for its last rows."""
-        with contextlib.suppress(OSError), (self.path / name).open("rb") as rows:
-            rows.seek(max(0, rows.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return rows.read()
-        return b""
-
     def telemetry(self) -> list[list[dict[str, Any]]]:
         """The last rows of metrics of each process of this start; none of them is empty."""
         began = (self.path / RUN_FILE).stat().st_mtime - 1  # clocks of file systems are coarse
-        names = self.names(METRICS_FILE, of_each(METRICS_FILE))
-        tails = (rows_of(self.tail(name)) for name in names)
-        fresh = ([row for row in tail if row["time"] >= began] for tail in tails)
+        each = map(self._last_rows, self.names(METRICS_FILE, of_each(METRICS_FILE)))
+        fresh = ([row for row in rows if row["time"] >= began] for rows in each)
         return [rows for rows in fresh if rows]
+
+    def _last_rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows at the end of a file, without incomplete ones."""
+        rows = []
+        with (self.path / name).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    row = json.loads(line)
+                    if isinstance(row, dict) and "time" in row:
+                        rows.append(row)
+        return rows
 
     def close(self) -> None:
         """Store the files of `here` for good. They are in the folder already."""
@@ -198,12 +195,11 @@ class LogFile:
         """
         self._file: IO[bytes] | None = path.open("a+b")
         self._lock = threading.Lock()
-        try:
-            self.lacking = _claim(self._file)
-            """The reason why the file has no lock, None if it has one."""
-        except BlockingIOError:
+        if not lock_file(self._file):
             self.close()
-            raise
+            raise BlockingIOError(f"{path} is another process's")
+        self.lacking = None if is_locked(path) else "its file system, or this system, has none"
+        """The reason why the file has no lock, None if it has one."""
 
     def begin(self, *, anew: bool) -> None:
         """Empty the file if it is begun ``anew``, else make its last line whole."""
@@ -232,20 +228,3 @@ class LogFile:
             with contextlib.suppress(OSError):  # `append` has raised it already
                 self._file.close()
             self._file = None
-
-
-def _claim(file: IO[bytes]) -> str | None:
-    """Lock an open file for this process, until it is closed or the process ends.
-
-    Returns the reason why there is no lock, or None. Raises `BlockingIOError` if another process
-    has locked the file.
-    """
-    if fcntl is None:
-        return "this system has no flock"
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        return f"its file system refuses it: {error.strerror}"
-    return None

@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ IDS_FILE, STARTS_FILE = "ids.npy", "starts.npy"
 AMBIGUOUS_FILE = "ambiguous.csv"
 """The rows of the table that a reader should look at; the picture of some lies beside it."""
 LOGS_FOLDER = "done/"
-"""Folder of the logs of a run folder in a bucket; see `bucket_log`."""
+"""Folder of the logs of a run folder in a bucket; see `bucket_folder`."""
 RUN_FILES = (RUN_FILE, LOG_FILE, SCALINGS_FILE, METRICS_FILE, SUMMARY_FILE,
              RETRIES_FILE, STACKS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
 """The files of a run folder."""
@@ -81,15 +82,9 @@ def is_run(content: bytes) -> bool:
     return False
 
 
-def rows_of(tail: bytes) -> list[dict[str, Any]]:
-    """The rows at the end of a file, without incomplete ones."""
-    rows = []
-    for line in tail.splitlines():
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and "time" in row:
-                rows.append(row)
-    return rows
+def is_label_run(run: Mapping[str, Any]) -> bool:
+    """Whether a run.json is that of ``penstock label``, and not of ``infer``."""
+    return run.get("verb") == "label"
 
 
 def default_run_dir(sink: Located) -> Path | None:

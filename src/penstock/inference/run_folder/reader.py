@@ -26,7 +26,7 @@ from ...base import (
 from ...data import Box, Grid, ScaledGrid, Written, indices, open_written, run_at
 from .block_log import Checks, Key
 from .folder import Folder, Notes, folder_at, lost_lines, read_run
-from .names import default_run_dir, is_run
+from .names import default_run_dir, is_label_run, is_run
 
 _FACTS = frozenset(
     ("domain", "block", "places", "volumes", "dtypes", "outputs", "heads", "factors")
@@ -137,7 +137,7 @@ def _read_run(folder: Folder, *, given: bool) -> dict[str, Any]:
     hint = "" if given else "; if it has another place, give --run-dir"
     with system_errors(str(folder)):
         content = read_run(folder)
-    if content.get("verb") == "label" and "output" not in content:
+    if is_label_run(content) and "output" not in content:
         raise Incomplete(f"the objects in {folder} are not counted yet, so no block is written")
     if (
         not isinstance(content.get("settings"), dict)

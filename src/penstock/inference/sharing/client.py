@@ -1,8 +1,8 @@
-"""Run a job on the workers of a cluster: the client's side, which needs neither model nor device.
+"""Run a job, or label, on the workers of a cluster: the client's side.
 
-A worker opens the job and plans it. The client creates the outputs, gives the shares out, and at
-the end checks in the logs that every block is written. If the client is killed, another one goes on
-with ``--resume``.
+It needs neither model nor device: a worker opens the job and plans it. The client creates the
+outputs, gives the shares out, and at the end checks in the logs that every block is written. If the
+client is killed, another one goes on with ``--resume``.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter
+from typing import Any, TypeVar
 
 from ...base import (
-    SUMMARY_FILE,
     Incomplete,
     InferConfig,
+    LabelConfig,
     PenstockError,
     UsageError,
     format_seconds,
     plural,
 )
-from ...cluster import FailedItem, Workers, connect, share, wait_for_worker
+from ...cluster import FailedItem, Workers, connect, share, share_pieces, wait_for_worker
 from ...data import OutputLock, is_transient
 from ...instruments import Nvml
+from ..objects.block_work import BlockOrder, do_order
+from ..objects.label_run import LabelSummary, Round
+from ..objects.labelling import Labelling, Show
 from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
-from ..stages.beginning import begun
-from ..stages.output_levels import with_rest
+from ..stages.beginning import begun, completed
 from ..stages.retries import patiently
-from ..stages.summary import Progress, Summary, merged
+from ..stages.summary import Progress, Summary, merged, summaries_of
 from . import on_worker as worker_side
 from .on_worker import MARGIN_S, JobOrder, RemoteJob, Share
 
@@ -50,7 +50,7 @@ OPENERS = 3
 and a cluster may have a thousand workers."""
 LOOK_S = 1.0
 """Seconds between two looks into the logs and at the workers."""
-_READ = TypeAdapter(Summary).validate_python
+AnyConfig = TypeVar("AnyConfig", InferConfig, LabelConfig)
 
 
 def run_on_cluster(
@@ -77,7 +77,7 @@ def run_on_cluster(
         Incomplete: Parts failed, no worker came, or the job was asked to end; ``--resume`` goes on.
         PenstockError: The scheduler does not answer any more.
     """
-    config, request = _settled(config), request or EndRequest()
+    config, request = settled(config), request or EndRequest()
     preload = "penstock.inference.opening.job"  # so that workers load torch side by side
     with connect(config, say, gpus=len(Nvml()()), preload=preload) as workers:
         wait_for_worker(workers, lambda: request.check(0))
@@ -88,29 +88,20 @@ def run_on_cluster(
         job.plan.refuse()
         if job.run_dir is None:
             raise UsageError("--cluster needs an output that several processes can open")
-        began = time.monotonic()
-        elements = config.workers or 1
-        with begun(job, Prepared(job.plan.geometry.part, elements)) as (journal, lock):
+        with begun(job, Prepared(job.plan.geometry.part, config.workers or 1)) as (journal, lock):
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.create)
             client = _Client(job, workers, journal, lock, progress, request, say)
-            summary = client.run(began)
-            patiently(config.retry_for, "the lock", lock.check)
-            for sink in job.sinks:
-                patiently(config.retry_for, sink.name, sink.close)
-            summary = with_rest(summary, config, job.sinks, job.kinds, request)
-    journal.save(SUMMARY_FILE, asdict(summary))
-    return summary
+            return completed(job, journal, lock, client.run(), request)
 
 
 def _opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> RemoteJob:
     """The job, opened by a worker. Raises the error of a worker if none can open it."""
     order = config, workers.peers(), platform.node()
-    shared = share(
+    ((_, job),) = share(
         workers, worker_side.open_job, [order],
         progress=lambda: request.check(0), most_unfit=OPENERS + len(workers.left_out),
     )  # fmt: skip
-    ((_, job),) = shared
     if isinstance(job, FailedItem):
         raise job.error()
     assert isinstance(job, RemoteJob)
@@ -119,49 +110,58 @@ def _opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> Re
     return job
 
 
-def _settled(config: InferConfig) -> InferConfig:
+def settled(config: AnyConfig) -> AnyConfig:
     """The settings with all paths made absolute.
 
     Raises `UsageError` for a model, input or output in memory, which no other process can open.
     """
-    if not isinstance(config.model_type, str):
-        raise UsageError("--cluster needs a model by name, reference or file, not a module")
-    specs = [config.in_spec, *config.out_spec]
-    if any(not isinstance(spec, str | Path | dict) for spec in specs):
-        raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
-    folders = {name: _whole(getattr(config, name)) for name in ("weights", "run_dir")}
-    return config.model_copy(
-        update={
-            **folders,
-            "in_spec": absolute_place(config.in_spec),
-            "out_spec": tuple(map(absolute_place, config.out_spec)),
-            "model_type": absolute_reference(config.model_type),
-        }
-    )
-
-
-def absolute_reference(name: str) -> str:
-    """Make the path in ``FILE`` or ``FILE:FUNCTION`` absolute. Return other names as they are."""
-    place, colon, function = name.rpartition(":")
-    file = Path(place if colon else function)
-    return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
+    given = {name: getattr(config, name, None) for name in _ABSOLUTE}
+    changes = {name: _ABSOLUTE[name](value) for name, value in given.items() if value is not None}
+    return config.model_copy(update=changes)
 
 
 def absolute_place(spec: Any) -> Any:
-    """Make a path absolute. Return URLs and TensorStore's JSON as they are."""
+    """Make a path absolute, or each of several. Return URLs and TensorStore's JSON as they are.
+
+    Raises `UsageError` for an array, which no other process can open.
+    """
+    if isinstance(spec, tuple):
+        return tuple(map(absolute_place, spec))
+    if not isinstance(spec, str | Path | dict):
+        raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
     text = str(spec)
     if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):
         return spec
     return str(Path(text).absolute())
 
 
-def _whole(path: Path | str | None) -> Path | str | None:
+def absolute_reference(name: Any) -> str:
+    """Make the path in ``FILE`` or ``FILE:FUNCTION`` absolute. Return other names as they are.
+
+    Raises `UsageError` for a module, which no other process can open.
+    """
+    if not isinstance(name, str):
+        raise UsageError("--cluster needs a model by name, reference or file, not a module")
+    place, colon, function = name.rpartition(":")
+    file = Path(place if colon else function)
+    return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
+
+
+def absolute_path(path: Path | str) -> Path | str:
     """Make a local path absolute. Return a URL as it is."""
     return path.absolute() if isinstance(path, Path) else path
 
 
+_ABSOLUTE: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("in_spec", "out_spec", "intensity"), absolute_place),
+    **dict.fromkeys(("model_type", "decoder"), absolute_reference),
+    **dict.fromkeys(("weights", "run_dir", "table"), absolute_path),
+}
+"""Functions that make settings absolute, by the names of those that name a place."""
+
+
 class _Client:
-    """Gives the shares of a job to the workers, and collects their results."""
+    """Gives the shares of a job to the workers, and follows what they write."""
 
     def __init__(
         self,
@@ -179,94 +179,52 @@ class _Client:
             update={
                 "resume": True,
                 "overwrite": False,
-                "run_dir": _whole(job.run_dir),
+                "run_dir": absolute_path(job.run_dir or ""),
                 # On a CPU, each worker takes as many for a forward as the one that plans.
                 "threads": job.config.threads or job.made_by["threads"],
             }
         )
         self.order = JobOrder(
-            f"penstock-{uuid.uuid4().hex[:12]}", config, job.plan.geometry.part, journal.run,
-            workers.peers(),
-        )  # fmt: skip
-        self.summaries: dict[str, Summary] = {}
-        """The last summary of each worker."""
-        self.failed: dict[str, str] = {}
-        """Shares that were given up, with the reasons."""
+            uuid.uuid4().hex[:12], config, job.plan.geometry.part, journal.run, workers.peers()
+        )
         self.began = self.looked = time.monotonic()
-        self.first: float | None = None
-        """When the first share of the parts was given out."""
         self.asked_end = False
 
-    def run(self, began: float) -> Summary:
-        """Count, compute, and check that nothing is missing. ``began`` is when the job began."""
-        self.began = began
-        before = voxels_of(self.job.plan, self.journal.done)
+    def run(self) -> Summary:
+        """Count, compute, and check that nothing is missing."""
+        before, startup = voxels_of(self.job.plan, self.journal.done), 0.0
+        shared_by = self.job.config.workers or 1
         try:
-            if self.job.counts:
-                self._count()
-            self._compute()
+            lacks = len(self.journal.done) < self.job.plan.num_blocks
+            complete = not (lacks and self.job.counts)
+            while not complete and not self.request.why:  # more than 16 bits take two rounds
+                counts = COUNTS_PER_WORKER * shared_by
+                complete = True in self._shared(worker_side.count_share_of, counts)
+            startup = time.monotonic() - self.began
+            if lacks:
+                elements = min(SHARES_PER_WORKER * shared_by, len(self.job.plan.parts))
+                self._shared(worker_side.compute_share_of, elements)
         finally:
             if not isinstance(sys.exception(), KeyboardInterrupt):  # a second signal: at once
                 within = self.job.config.grace + 2 * MARGIN_S
-                for result in self.workers.ask(
-                    worker_side.leave, self.order.topic, within_s=within
-                ):
-                    if result is not None:
-                        self._keep(result)
+                self.workers.ask_each(worker_side.leave, self.order.topic, within_s=within)
         self._look()
         self._check_complete()
-        return self._summary(before)
+        return self._summary(before, startup)
 
-    def _count(self) -> None:
-        """Count the values of the input. Those of more than 16 bits take two rounds."""
-        complete = False
-        while not complete and not self.request.why:
-            elements = COUNTS_PER_WORKER * (self.job.config.workers or 1)
-            for _, value in self._shared(worker_side.count_share_of, elements):
-                if isinstance(value, FailedItem):
-                    raise value.error()
-                complete = complete or value
-
-    def _compute(self) -> None:
-        """Give out the shares that are not done, and stop if too many fail."""
-        self.first = self.looked = time.monotonic()
-        elements = SHARES_PER_WORKER * (self.job.config.workers or 1)
-        elements = min(elements, len(self.job.plan.parts))
-        for shared, value in self._shared(worker_side.compute_share_of, elements, left_only=True):
-            if not isinstance(value, FailedItem):
-                self._keep(value)
-                continue
-            if value.exit_code == UsageError.exit_code:
-                raise value.error()
-            self.failed[f"share {shared.element} of {elements}"] = value.sentence
-            if len(self.failed) > self.job.config.max_failed_parts or value.ends_job:
-                return
-
-    def _shared(
-        self, function: Callable[[Share], Any], elements: int, left_only: bool = False
-    ) -> Iterator[tuple[Share, Any]]:
-        """Have workers do all shares, or only those that have blocks ``left``."""
+    def _shared(self, function: Callable[[Share], Any], elements: int) -> list[Any]:
+        """Have workers do all shares. Returns what the function returned for each."""
         shares = (Share(self.order, each, elements) for each in range(1, elements + 1))
-        wanted = filter(self._left, shares) if left_only else shares
-        return share(
-            self.workers, function, wanted,
+        done = share_pieces(
+            self.workers, function, shares, "share", "run again with --resume",
             progress=self._tick, saved=self._saved, ending=lambda: bool(self.request.why),
         )  # fmt: skip
+        return [value for _, value in done]
 
     def _saved(self, shared: Share) -> int:
         """Number of blocks of a share that are written."""
         numbers = self.job.plan.parts.share(shared.element, shared.elements)
         return sum(written_in(self.job.plan.parts, n, self.journal.done) for n in numbers)
-
-    def _left(self, shared: Share) -> bool:
-        """Whether a share has blocks that are not written."""
-        parts = self.job.plan.parts
-        return (
-            self._saved(shared) < parts.extent(parts.share(shared.element, shared.elements)).blocks
-        )
-
-    def _keep(self, result: dict[str, Any]) -> None:
-        self.summaries[result["name"]] = _READ(result["summary"])
 
     def _tick(self) -> int:
         """Attend to a request to end, and look into the logs now and then.
@@ -301,36 +259,32 @@ class _Client:
                 f"{format_seconds(within)} at most; a second signal ends the job at once"
             )
             asked = (worker_side.ask_end, self.order.topic, self.request.why)
-            self.workers.ask(*asked, within_s=MARGIN_S)
+            self.workers.ask_each(*asked, within_s=MARGIN_S)
         self.request.check(within)
 
     def _check_complete(self) -> None:
         """Raise `Incomplete` unless every block is noted in a log."""
-        lacking = missing_parts(self.job.plan, self.journal.done)
-        if not lacking:
-            return
-        why = f" when {self.request.why} ended the job" if self.request.why else ""
-        reasons = "; ".join(f"{name}: {text}" for name, text in [*self.failed.items()][:3])
-        raise Incomplete(
-            f"{sum(lacking.values())} of {self.job.plan.num_blocks} blocks, in "
-            f"{plural(len(lacking), 'part')}, are not written{why}"
-            f"{f' ({reasons})' if reasons else ''}; run again with --resume"
-        )
+        if lacking := missing_parts(self.job.plan, self.journal.done):
+            why = f" when {self.request.why} ended the job" if self.request.why else ""
+            raise Incomplete(
+                f"{sum(lacking.values())} of {self.job.plan.num_blocks} blocks, in "
+                f"{plural(len(lacking), 'part')}, are not written{why}; run again with --resume"
+            )
 
-    def _summary(self, before: int) -> Summary:
-        """What all workers did together. ``before`` is the number of voxels of earlier starts."""
+    def _summary(self, before: int, startup: float) -> Summary:
+        """What all workers did together. ``before`` is the number of voxels of earlier starts, and
+        ``startup`` the seconds until the first share of the parts was given out."""
         seconds, plan, journal = time.monotonic() - self.began, self.job.plan, self.journal
-        notes = self.workers.notes("share")
         planned, skipped, voxels = plan.num_blocks, journal.skipped, plan.voxels - before
-        together = merged(self.summaries, seconds, planned, notes)
+        each = summaries_of(journal.folder, f"*-{self.order.topic}")
         return replace(
-            together,
+            merged(each, seconds, planned, self.workers.notes("share")),
             # From the logs, as workers that died did not report their last blocks.
             blocks_written=planned - skipped,
             blocks_skipped=skipped,
             voxels=voxels,
             input_bytes=round(plan.input_bytes * voxels / plan.voxels),
-            startup_seconds=(self.first or self.began) - self.began,
+            startup_seconds=startup,
         )
 
 
@@ -340,3 +294,37 @@ def _progress(plan: Plan, journal: Journal, seconds: float) -> Progress:
     patches = round(plan.num_patches * left / plan.num_blocks)
     rate = blocks / plan.num_blocks * plan.input_bytes / seconds / 1e6
     return Progress(round(patches * blocks / max(1, left)), patches, blocks, left, seconds, rate)
+
+
+def label_on_cluster(
+    config: LabelConfig,
+    begins: Callable[[Labelling], Show],
+    say: Callable[[str], None] = lambda sentence: None,
+) -> LabelSummary:
+    """Label an array on the workers of a cluster.
+
+    Args:
+        config: The settings; ``cluster`` names the workers.
+        begins: Called with the labelling once it is opened; gives what is called with the voxels
+            that are done.
+        say: Called with a sentence now and then, while no worker is there.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UsageError: The labelling cannot be done as it is asked for.
+        Incomplete: Blocks failed, or no worker came; ``--resume`` goes on.
+    """
+    labelling = Labelling(settled(config))
+    with connect(config, say, preload="penstock.inference.objects.block_work") as workers:
+        wait_for_worker(workers)
+
+        def over(each: Round, lacking: list[int]) -> Iterator[tuple[int, str]]:
+            topic = uuid.uuid4().hex
+            yield from share_pieces(
+                workers, do_order, lacking, "block", "run again with --resume",
+                work_of=lambda n: BlockOrder(each.work, each.step, n, each.run, topic),
+            )  # fmt: skip
+
+        return labelling.run(begins(labelling), over)

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import platform
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...base import HeadKind, InferConfig, PenstockError, UsageError, describe, one_heap
+from ...base import (
+    SUMMARY_FILE,
+    HeadKind,
+    InferConfig,
+    PenstockError,
+    UsageError,
+    describe,
+    one_heap,
+)
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
 from ...data import Resampling, Scaling, Sink
 from ..opening.heads import HeadPart, Origin
@@ -25,6 +33,10 @@ from ..opening.outputs import open_outputs
 from ..opening.selection import open_input
 from ..opening.voxel_sizes import frame_of_outputs
 from ..planning.plan import Plan
+from ..stages.retries import forgoing
+
+if TYPE_CHECKING:
+    from ..stages.run import Run
 
 MARGIN_S = 5.0
 """Seconds beyond ``--grace`` to wait for a share that was asked to end."""
@@ -56,6 +68,9 @@ class Share:
     """Counted from 1."""
     elements: int
 
+    def __str__(self) -> str:
+        return f"{self.element} of {self.elements}"
+
 
 @dataclass(frozen=True)
 class RemoteJob:
@@ -73,7 +88,7 @@ class RemoteJob:
     at_once: int
     """Number of channels that the model takes."""
     head_parts: Sequence[HeadPart]
-    kinds: Sequence[tuple[HeadKind, Origin]]
+    head_kinds: Sequence[tuple[HeadKind, Origin]]
     way: Resampling | None
     """The way from the input to what the network sees; None if that is the same grid."""
     counts: bool
@@ -84,7 +99,7 @@ class RemoteJob:
         """The outputs, opened here with what the worker has found out about the model's heads."""
         source = frame_of_outputs(self.config, open_input(self.config), self.way)
         outputs = open_outputs(
-            self.config, source, self.selected, self.at_once, self.head_parts, self.kinds
+            self.config, source, self.selected, self.at_once, self.head_parts, self.head_kinds
         )
         return [output.sink for output in outputs]
 
@@ -133,97 +148,68 @@ class KeptRun:
         from ..opening.job import Job
         from ..stages.beginning import joined
         from ..stages.run import Run
+        from ..stages.statistics import Counting
 
         one_heap()
         self.order, self.lock = order, threading.Lock()
         self.scalings: Mapping[int, tuple[Scaling, ...]] | None = None
         job = Job(order.config, order.part, order.peers)
-        # A process that opens a job again needs a new name, as its summary has one file a name.
-        number = next(_NUMBERS)
-        name = f"{platform.node()}-{os.getpid()}" + f"-{number}" * (number > 1)
+        # A process that opens a job again needs files of another name.
+        name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:4]}-{order.topic}"
         with contextlib.ExitStack() as ends:
             journal, lock = ends.enter_context(joined(job, name, run=order.run))
             self.run = Run(job, journal, lock)
+            self.counting = Counting(self.run)
             self.run.open_outputs()
             journal.join()
             ends.enter_context(self.run.at_work())
             self.ends = ends.pop_all()
-        before_leaving(order.topic, self.end_share)
+        grace = order.config.grace + MARGIN_S
         self._await_share()
+        before_leaving(order.topic, partial(self.close, "its worker", grace))
 
-    def count(self, share: Share) -> bool:
-        """Count a share of the values of the input. Returns whether all values are counted now."""
-        from ..stages.statistics import count_share
-
-        with self._at_work():
-            count_share(self.run, share.element, share.elements)
-            return self.run.counting.advance(self.run.journal)
-
-    def compute(self, share: Share) -> dict[str, Any]:
-        """Compute a share of the parts. Returns what this process has done so far, for the client.
-
-        Raises `WorkerLeaves` if the worker was asked to end meanwhile.
-        """
-        from ..stages.pipeline import compute
-        from ..stages.statistics import shared_scalings
-
-        with self._at_work():
-            run = self.run
-            run.journal.refresh()  # what others have written of this share need not be done again
-            if self.scalings is None:
-                self.scalings = shared_scalings(run, share.elements)
+    def close(self, why: str, within_s: float = -1) -> None:
+        """Close the log, once the share at work has written the blocks that are complete. No other
+        share begins. ``within_s`` is the longest time to wait for it, if it is not negative."""
+        self.run.request.ask(why)
+        if self.lock.acquire(timeout=within_s):
             try:
-                numbers = run.parts.share(share.element, share.elements)
-                compute(run, numbers, self.scalings)
+                before_leaving(self.order.topic, None)
+                self._idle.cancel()
+                self.ends.close()
+            finally:
+                self.lock.release()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[Run]:
+        """A context in which a share is done, and then what this process has done is saved.
+
+        Raises `WorkerLeaves` if no share may begin any more, or the worker was asked to end
+        meanwhile.
+        """
+        run = self.run
+        with self.lock:
+            self._idle.cancel()
+            if run.request.why:
+                raise WorkerLeaves(run.request.why)
+            try:
+                yield run
             except PenstockError as error:
                 if not run.request.why:
                     raise
                 raise WorkerLeaves(run.request.why) from error
+            finally:
+                if run.watch.watchdog.stalled:
+                    # The thread that hangs keeps its memory, and maybe its device, for good.
+                    run.request.ask("a stage that hangs")
+                    close_after_item(run.request.why)
+                if run.seconds:
+                    with forgoing("the summary of a worker"):
+                        done = asdict(run.summary(run.seconds))
+                        run.journal.save(run.journal.own_name(SUMMARY_FILE), done)
+                self._await_share()
             if run.request.why:
                 raise WorkerLeaves(run.request.why)
-            return self.result()
-
-    def result(self) -> dict[str, Any]:
-        """What this process has done so far."""
-        run = self.run
-        return {"name": run.journal.writer, "summary": asdict(run.summary(run.seconds))}
-
-    def end_share(self, why: str = "its worker") -> None:
-        """Ask the share to end, and wait until it has written the blocks that are complete."""
-        self.run.request.ask(why)
-        if self.lock.acquire(timeout=self.order.config.grace + MARGIN_S):
-            self.ends.close()  # the log too
-            self.lock.release()
-
-    def close(self) -> dict[str, Any]:
-        """End a share that nobody waits for, and close the log. Returns what `result` does."""
-        self.run.request.ask("the client")
-        with self.lock:
-            self._close()
-            return self.result()
-
-    def _close(self) -> None:
-        """Close the log, and take no more shares. The lock must be held."""
-        self.run.request.ask("a lack of shares")
-        before_leaving(self.order.topic, None)
-        self._idle.cancel()
-        self.ends.close()
-
-    @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """A context in which a share is done. Raises `WorkerLeaves` if none may begin any more."""
-        with self.lock:
-            self._idle.cancel()
-            if self.run.request.why:
-                raise WorkerLeaves(self.run.request.why)
-            try:
-                yield
-            finally:
-                if self.run.watch.watchdog.stalled:
-                    # The thread that hangs keeps its memory, and maybe its device, for good.
-                    self.run.request.ask("a stage that hangs")
-                    close_after_item(self.run.request.why)
-                self._await_share()
 
     def _await_share(self) -> None:
         """Close the job if no share comes for `IDLE_S`."""
@@ -234,20 +220,13 @@ class KeptRun:
     def _give_up(self) -> None:
         """Close the job, unless a share has begun."""
         with _OPENING:
-            if not self.lock.acquire(blocking=False):
-                return
-            if _KEPT.get(self.order.topic) is self:
-                del _KEPT[self.order.topic]
-            try:
-                self._close()
-            finally:
-                self.lock.release()
+            if not self.lock.locked():
+                _KEPT.pop(self.order.topic, None)
+                self.close("a lack of shares")
 
 
 _KEPT: dict[str, KeptRun] = {}
 _OPENING = threading.Lock()
-_NUMBERS = itertools.count(1)
-"""Numbers of the runs that this process opens."""
 
 
 def _kept(order: JobOrder) -> KeptRun:
@@ -257,8 +236,7 @@ def _kept(order: JobOrder) -> KeptRun:
             for topic, kept in [*_KEPT.items()]:
                 if kept.order.config.run_dir == order.config.run_dir:  # its client was killed
                     del _KEPT[topic]
-                    kept.run.request.ask("another client")
-                    kept.close()
+                    kept.close("another client")
             try:
                 _KEPT[order.topic] = KeptRun(order)
             except UsageError as error:  # another worker could open it: this one lacks something
@@ -267,13 +245,23 @@ def _kept(order: JobOrder) -> KeptRun:
 
 
 def count_share_of(share: Share) -> bool:
-    """Count a share of the values of the input, on a worker; see `KeptRun.count`."""
-    return _kept(share.order).count(share)
+    """Count a share of the values of the input, on a worker. Returns whether all are counted."""
+    kept = _kept(share.order)
+    with kept.at_work():
+        kept.counting.count(share.element, share.elements)
+        return kept.counting.advance()
 
 
-def compute_share_of(share: Share) -> dict[str, Any]:
-    """Compute a share of the parts, on a worker; see `KeptRun.compute`."""
-    return _kept(share.order).compute(share)
+def compute_share_of(share: Share) -> None:
+    """Compute a share of the parts, on a worker."""
+    from ..stages.pipeline import compute
+
+    kept = _kept(share.order)
+    with kept.at_work() as run:
+        run.journal.refresh()  # what others have written of this share need not be done again
+        if kept.scalings is None:
+            kept.scalings = kept.counting.scalings(share.elements)
+        compute(run, run.parts.share(share.element, share.elements), kept.scalings)
 
 
 async def ask_end(topic: str, why: str) -> None:
@@ -282,8 +270,8 @@ async def ask_end(topic: str, why: str) -> None:
         kept.run.request.ask(why)
 
 
-async def leave(topic: str) -> dict[str, Any] | None:
-    """Close a job on a worker, and return what the worker has done."""
-    kept = _KEPT.pop(topic, None)
-    # In a thread, as the worker's heartbeats must go on while a share that was given up ends.
-    return None if kept is None else await asyncio.to_thread(kept.close)
+async def leave(topic: str) -> None:
+    """Close a job on a worker."""
+    if (kept := _KEPT.pop(topic, None)) is not None:
+        # In a thread, as the worker's heartbeats must go on while a share that was given up ends.
+        await asyncio.to_thread(kept.close, "the client")

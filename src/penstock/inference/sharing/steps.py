@@ -17,22 +17,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from pydantic import TypeAdapter
-
-from ...base import SUMMARY_FILE, Incomplete, UsageError, number_ranges, plural, share_of
+from ...base import SUMMARY_FILE, Incomplete, number_ranges, plural, share_of
 from ..opening.job import Job
 from ..planning.plan import missing_parts, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
-from ..run_folder.names import own_name
-from ..stages.beginning import begun, joined
-from ..stages.output_levels import with_rest
+from ..stages.beginning import begun, completed, joined
 from ..stages.pipeline import compute
 from ..stages.run import Run
-from ..stages.statistics import count_share, shared_scalings
-from ..stages.summary import Progress, Summary, merged
-
-_READ = TypeAdapter(Summary).validate_json
+from ..stages.statistics import Counting
+from ..stages.summary import Progress, Summary, merged, summaries_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ def _count(job: Job, element: int, elements: int, request: EndRequest | None) ->
     if not job.values.counted:
         return StepOutcome("Nothing to count: no percentiles of the whole volume are wanted")
     with _joined(job, f"--statistics {element}/{elements}", range(0), request) as run:
-        return StepOutcome(count_share(run, element, elements))
+        return StepOutcome(Counting(run).count(element, elements))
 
 
 def _write(
@@ -119,7 +113,7 @@ def _write(
         run.open_outputs()
         run.journal.join()
         try:
-            compute(run, numbers, shared_scalings(run, elements), progress)
+            compute(run, numbers, Counting(run).scalings(elements), progress)
         finally:  # what a start has done counts for the job's summary, also if it is cut short
             run.journal.save(run.journal.own_name(SUMMARY_FILE), asdict(run.summary()))
         run.check_written(f"run --part {element}/{elements} again")
@@ -133,12 +127,7 @@ def _finish(job: Job) -> StepOutcome:
         if missing := missing_parts(job.plan, journal.done):
             lock.hand_over()
             raise _lacking(job, missing)
-        run = Run(job, journal, lock)
-        run.check_written("")
-        run.close_outputs()
-        summary = _together(job, journal)
-        summary = with_rest(summary, job.config, job.sinks, job.head_kinds, run.request)
-        journal.save(SUMMARY_FILE, asdict(summary))
+        summary = completed(job, journal, lock, _together(job, journal), EndRequest())
     return StepOutcome(f"Complete: all {plural(job.plan.num_blocks, 'block')} are written", summary)
 
 
@@ -161,13 +150,9 @@ def _lacking(job: Job, missing: dict[int, int]) -> Incomplete:
 
 def _together(job: Job, journal: Journal) -> Summary:
     """What all elements did, as if they had run side by side."""
-    folder = journal.folder
-    if folder is None:
-        raise UsageError("a job that several processes share needs a --run-dir")
     starts: dict[str, dict[str, Summary]] = defaultdict(dict)
-    for name in folder.names(own_name(SUMMARY_FILE, "part-*")):
-        writer = name.removeprefix("summary-").removesuffix(".json")
-        starts[writer.rpartition("-")[0]][writer] = _READ(folder.read(name) or b"")
+    for writer, summary in summaries_of(journal.folder, "part-*").items():
+        starts[writer.rpartition("-")[0]][writer] = summary
     planned = job.plan.num_blocks
     each = {
         element: merged(of, sum(summary.seconds for summary in of.values()), planned)

@@ -1,4 +1,5 @@
-"""Begin a run: open its folder, lock its outputs, and name the run in the locks."""
+"""Begin a run: open its folder, lock its outputs, and name the run in the locks. And complete one
+whose blocks are all written."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...base import (
+    SUMMARY_FILE,
+    HeadKind,
     InferConfig,
     Labels,
     PenstockError,
@@ -25,10 +28,11 @@ from ...base import (
 )
 from ...data import OutputLock, Sink, no_block_again
 from ..planning.plan import Plan
-from ..run_folder.ending import noting_end
+from ..run_folder.ending import EndRequest, noting_end
 from ..run_folder.journal import Journal, Prepared
-from .output_levels import take_levels_away
-from .retries import Result, patiently, saying_full
+from .output_levels import take_levels_away, with_rest
+from .retries import Result, forgoing, patiently, saying_full
+from .summary import Summary
 
 
 class Runnable(Protocol):
@@ -50,6 +54,10 @@ class Runnable(Protocol):
     @property
     def sinks(self) -> list[Sink]:
         """The outputs."""
+
+    @property
+    def head_kinds(self) -> Sequence[tuple[HeadKind, Any]]:
+        """The kind of each head, and its source."""
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings and facts that must be equal for a run to be resumed."""
@@ -102,16 +110,24 @@ def joined(
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         lock = _locked(job, journal, member=not ends)
         with contextlib.closing(lock):
-            _check_there(job.sinks)
+            for sink in job.sinks:
+                if not sink.exists:  # to open it would create it, without blocks that logs name
+                    raise removed(sink.name)
             yield journal, lock
 
 
-def _check_there(sinks: Sequence[Sink]) -> None:
-    """Raise `PenstockError` if an output is gone. To open it would create it anew, without the
-    blocks that the logs name."""
-    for sink in sinks:
-        if not sink.exists:
-            raise removed(sink.name)
+def completed(
+    job: Runnable, journal: Journal, lock: OutputLock, summary: Summary, request: EndRequest
+) -> Summary:
+    """Complete a run of which all blocks are written: its outputs must be there still, and its own.
+    Returns the summary with what was made of the outputs, as the run folder has it, too."""
+    patiently(job.config.retry_for, "the lock", lock.check)
+    for sink in job.sinks:
+        patiently(job.config.retry_for, sink.name, sink.close)
+    summary = with_rest(summary, job.config, job.sinks, job.head_kinds, request)
+    with forgoing(f"--run-dir {job.run_dir}: {SUMMARY_FILE}"):
+        journal.save(SUMMARY_FILE, asdict(summary))
+    return summary
 
 
 def removed(output: str) -> PenstockError:
@@ -164,22 +180,18 @@ def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared
 
 
 def _facts(job: Runnable, journal: Journal) -> dict[str, Any]:
-    """What run.json says of a job: its settings, its plan in numbers, its name and tags."""
+    """What run.json says of a job: its settings, its plan in numbers, its name and tags. A resumed
+    run keeps its own name and tags."""
     settings = as_settings(job.config)
+    kinds = Counter("gpu" if kind == "cuda" else kind for kind in job.plan.facts.devices)
+    devices = "-".join(f"{count}{kind}" for kind, count in kinds.items())
+    model = str(next(iter(journal.fingerprint.get("model", ())), "infer"))
     return {
         "blocks": job.plan.num_blocks,
         "settings": {n: v for n, v in settings.items() if n not in Labels.model_fields},
         "plan": plan_numbers(job.plan),
-        **_labels(job, journal),
+        **run_labels(job.config, default_name(f"infer-{model}", devices), journal.before),
     }
-
-
-def _labels(job: Runnable, journal: Journal) -> dict[str, Any]:
-    """The name and the tags of a run. A resumed run keeps its own."""
-    kinds = Counter("gpu" if kind == "cuda" else kind for kind in job.plan.facts.devices)
-    devices = "-".join(f"{count}{kind}" for kind, count in kinds.items())
-    model = str(next(iter(journal.fingerprint.get("model", ())), "infer"))
-    return run_labels(job.config, default_name(f"infer-{model}", devices), journal.before)
 
 
 def plan_numbers(plan: Plan) -> dict[str, Any]:

@@ -32,7 +32,10 @@ class FirstLevel:
         self._most, self._lock = most_bytes, threading.Lock()
         self._halving = threading.Lock()
         """Held by one thread at a time, as halving takes memory for a block."""
-        self._open: dict[tuple[int, ...], _Filling] = {}
+        self._open: dict[tuple[int, ...], NDArray[Any]] = {}
+        """The cells that are being filled."""
+        self._missing: dict[tuple[int, ...], int] = {}
+        """Of each, the number of voxels that have not arrived."""
         self._held = 0
         self._given_up: set[tuple[int, ...]] = set()
 
@@ -67,12 +70,12 @@ class FirstLevel:
             return None
         box = self.cells.cell(index)
         if index not in self._open:
-            self._open[index] = _Filling(np.empty(box.shape, made.dtype), box.size)
-            self._held += self._open[index].array.nbytes
-        cell, shared = self._open[index], part & box
-        cell.array[shared.within(box)] = made[shared.within(part)]
-        cell.missing -= shared.size
-        if cell.missing:
+            self._open[index], self._missing[index] = np.empty(box.shape, made.dtype), box.size
+            self._held += self._open[index].nbytes
+        shared = part & box
+        self._open[index][shared.within(box)] = made[shared.within(part)]
+        self._missing[index] -= shared.size
+        if self._missing[index]:
             self._make_room(index)
             return None
         return self._close(index)
@@ -87,14 +90,6 @@ class FirstLevel:
                 return
 
     def _close(self, index: tuple[int, ...]) -> NDArray[Any]:
-        array = self._open.pop(index).array
+        array = self._open.pop(index)
         self._held -= array.nbytes
         return array
-
-
-class _Filling:
-    """A cell that is being filled."""
-
-    def __init__(self, array: NDArray[Any], missing: int) -> None:
-        self.array, self.missing = array, missing
-        """Its values, and the number of voxels that have not arrived."""

@@ -21,8 +21,7 @@ import torch
 from ...base import keep_traceback_in, torch_threads, trim_heap
 from ...data import Scaling
 from ...instruments import Clock
-from ..lanes.lane import Lane
-from ..lanes.out_of_memory import batch_named
+from ..lanes.lane import Lane, batch_named
 from ..planning.memory import resident_bytes
 from ..run_folder.names import LOG_FILE
 from ..tiling.geometry import Brick
@@ -127,7 +126,7 @@ class Pipeline:
                 self.reader.prepare(loaded)
             if not loaded.brick.num_patches:
                 self.queues.room[lane].release(self.job.plan.brick_bytes(brick))
-            self.watch.count_left_out(lane, brick.num_patches - loaded.brick.num_patches)
+            self.watch.count(left_out=brick.num_patches - loaded.brick.num_patches)
             self.queues.loaded[lane].put(loaded, place)
         self.queues.loaded[lane].close()
 
@@ -141,7 +140,7 @@ class Pipeline:
                 self.job,
                 self.probe,
                 self.queues.equipment,
-                partial(self._before_batch, number),
+                self._before_batch,
             )
         brick: Brick | None = None
         channel, coming = self.queues.loaded[number], None
@@ -167,11 +166,11 @@ class Pipeline:
                     break
         self.queues.computed.close()
 
-    def _before_batch(self, number: int, patches: int) -> None:
+    def _before_batch(self, patches: int) -> None:
         """Count the patches of a lane's next batch. Stops the lane if the job has failed."""
         self.queues.flow.check()
         self.watch.watchdog.progressed()
-        self.watch.patches_done[number] += patches
+        self.watch.count(done=patches)
 
     def _stitch(self) -> None:
         """Join bricks, in order, into complete blocks."""
@@ -199,7 +198,7 @@ class Pipeline:
                     if not head.summed and computed.outputs:
                         count, size = computed.clipped[number], computed.outputs[number].numel()
                         self.watch.count_clipped(number, count, size)
-                self.watch.count_not_finite(computed.not_finite)
+                self.watch.count(not_finite=computed.not_finite)
                 blocks = assembly.add(computed.brick, computed.arrays())
                 while True:
                     with self.probe.span("stitch", computed.brick):

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TypeVar
 from ...base import (
     Flow,
     Incomplete,
+    PenstockError,
     StageError,
     StoreAway,
     StoreFull,
@@ -123,6 +125,16 @@ def saying_full() -> Iterator[None]:
         raise StoreFull(
             f"{describe(error)}; make room there, then run again with --resume"
         ) from error
+
+
+@contextmanager
+def forgoing(what: str) -> Iterator[None]:
+    """Warn if a record cannot be written. The job goes on."""
+    try:
+        yield
+    except (OSError, PenstockError) as error:
+        why = getattr(error, "strerror", None) or describe(error)
+        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=4)
 
 
 def patiently(limit_s: float, store: str, work: Callable[[], Result]) -> Result:

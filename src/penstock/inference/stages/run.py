@@ -5,17 +5,53 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from ...base import Incomplete, cuda_flags_kept, frozen_garbage
+from ...base import Budget, Channel, Flow, Incomplete, cuda_flags_kept, frozen_garbage
 from ...data import ChunkCounter, OutputLock
 from ...models import set_cuda_flags
+from ..lanes.bricks import Computed, Loaded
+from ..lanes.equipment import Equipment
 from ..opening.job import Job
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal
-from .counting import Counting
+from ..tiling.stitch import Block
 from .first_level import FirstLevel
-from .queues import Queues
 from .summary import Summary
 from .watch import Watch
+
+
+class Queues:
+    """The channels of a job, each bounded by a budget of bytes, and the equipment of its stages."""
+
+    def __init__(self, job: Job, equipment: Equipment | None = None) -> None:
+        """``equipment`` is what an earlier part of the job left."""
+        plan, lanes = job.plan, len(job.devices)
+        self.flow = Flow()
+        self.equipment = equipment or Equipment(job)
+        self.readers = max(1, job.config.prep_workers // lanes)
+        """Number of threads that read for each lane."""
+        self.room = [Budget(self.flow, plan.brick_budget) for _ in job.devices]
+        """Budgets of bytes, one for each lane, for bricks from the start of reading to the end of
+        stitching."""
+        self.loaded: list[Channel[Loaded]] = [Channel(self.flow, self.readers) for _ in job.devices]
+        self.computed: Channel[tuple[int, Computed]] = Channel(self.flow, lanes)
+        """Computed bricks, each with the index of its lane."""
+        self.write_room = Budget(self.flow, plan.write_budget)
+        self.whole: Channel[Block] = Channel(self.flow)
+        bricks = lanes * plan.brick_budget // plan.largest_brick_bytes
+        self.limits = {
+            "prep": bricks,
+            "stitch": bricks,
+            "write-0": job.config.writer_workers + 1,
+        }
+        """How many items fit into each queue, by its name in the metrics."""
+
+    def lengths(self) -> dict[str, float]:
+        """How many items wait in each queue now."""
+        return {
+            "prep": sum(map(len, self.loaded)),
+            "stitch": len(self.computed),
+            "write-0": len(self.whole),
+        }
 
 
 class Run:
@@ -43,7 +79,6 @@ class Run:
         self.chunks = ChunkCounter(
             job.source, [(v.t, v.channels) for v in job.volumes], job.config.missing
         )
-        self.counting = Counting(job)
         self.levels: dict[int, FirstLevel] = {}
         """The first level below outputs, by the output's number, of which blocks are halved as they
         are written."""
@@ -75,18 +110,12 @@ class Run:
         return self.queues
 
     def check_written(self, again: str) -> None:
-        """Raise `Incomplete` unless every block of this process's parts is written, and `Lost` if
-        the outputs are another run's by now. ``again`` says how to go on."""
+        """Raise `Incomplete` unless every block of this process's parts is written. ``again`` says
+        how to go on."""
         written, blocks = self.journal.written + self.journal.skipped, self.watch.extent.blocks
         if written != blocks:
             why = f" when {self.request.why} ended the job" if self.request.why else ""
             raise Incomplete(f"{written} of {blocks} blocks were written{why}; {again}")
-        self.watch.retries.run(self.queues.flow, "the lock", "check", self.lock.check)
-
-    def close_outputs(self) -> None:
-        """Finish the outputs of a job that is done, which must be there still."""
-        for sink in self.job.sinks:
-            self.watch.retries.run(self.queues.flow, sink.name, f"close {sink.name}", sink.close)
 
     def summary(self, seconds: float | None = None) -> Summary:
         """What this process has done so far, in ``seconds``, by default those since it began."""

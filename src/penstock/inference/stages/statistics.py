@@ -1,7 +1,13 @@
 """Finds the scalings of each volume before its first brick is read: counted exactly, or given.
 
 A process that does a job alone counts the values of one volume after the other. Several processes
-count shares of all volumes, which `counting` merges.
+count shares of all volumes, which are merged exactly.
+
+    statistics/round-1-of-64/3.npz    what element 3 of 64 counted
+
+Values of more than 16 bits take two rounds: the first finds where the percentiles lie, the second
+their exact values. The number of elements may differ from round to round and from start to start,
+as all the shares of a number cover each value once.
 """
 
 from __future__ import annotations
@@ -10,23 +16,44 @@ import math
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base import Flow, UsageError
-from ...data import Box, ChunkCounter, Grid, Scaling, Source
+from ...data import Box, ChunkCounter, Grid, Histogram, MeanAndDeviation, Scaling, Source
 from ..opening.job import Job
 from ..run_folder.journal import Journal
-from .counting import Counters, advance, all_done, new_counters
+from ..run_folder.names import STATISTICS_FOLDER
 from .run import Run
 
+Counters = list[Histogram | MeanAndDeviation]
+"""Counters of the values of a volume: one for all its channels, or one for each."""
 Scalings = tuple[Scaling, ...]
 """One for all channels of a volume, or one for each."""
 
 STATISTICS_VOXELS = 2**22
 """Most voxels in a piece of a volume that is read for the histogram."""
+
+
+def new_counters(job: Job) -> Counters:
+    """The counters of a volume, which have counted nothing."""
+    return [each.counter(job.norm_source.dtype) for each in job.values.each]
+
+
+def all_done(counters: Counters) -> bool:
+    """True once nothing is left to count."""
+    return all(counter.done for counter in counters)
+
+
+def advance(job: Job, counters: Counters) -> None:
+    """End a pass of the counters of a volume."""
+    for how, counter in zip(job.values.each, counters, strict=True):
+        if not counter.done:
+            how.advance(counter)
 
 
 def find_scalings(run: Run) -> dict[int, Scalings]:
@@ -104,36 +131,27 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     copied = sample is not None or any(each.nonzero for each in job.values.each)
     held = (4 if copied else 2) * math.prod(step) * len(volume.channels) * source.dtype.itemsize
 
-    def work() -> None:
-        while not flow.failed:
-            with lock:
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            with watch.stage("read", f"statistics at {piece} of {source.name}"):
-                array = np.empty((len(volume.channels), *piece.shape), source.dtype)
-                inside = np.ones(piece.shape, np.bool_)
+    def count(piece: Box) -> None:
+        with watch.stage("read", f"statistics at {piece} of {source.name}"):
+            array = np.empty((len(volume.channels), *piece.shape), source.dtype)
+            inside = np.ones(piece.shape, np.bool_)
 
-                def read(
-                    piece: Box = piece,
-                    array: NDArray[Any] = array,
-                    inside: NDArray[np.bool_] = inside,
-                ) -> None:
-                    if sample is not None:
-                        inside[...] = sample.inside(volume, piece, source)
-                        if not inside.any():
-                            return
-                    volume.read(source, piece, array)
-                    # Without --missing error, chunks are counted when bricks are read.
-                    if job.config.missing == "error":
-                        chunks.look(number, piece, piece, array)
+            def read() -> None:
+                if sample is not None:
+                    inside[...] = sample.inside(volume, piece, source)
+                    if not inside.any():
+                        return
+                volume.read(source, piece, array)
+                # Without --missing error, chunks are counted when bricks are read.
+                if job.config.missing == "error":
+                    chunks.look(number, piece, piece, array)
 
-                watch.retries.run(flow, source.name, f"statistics at {piece}", read)
-            with lock, watch.probe.span("statistics", piece):
-                _add(job, counters, array if sample is None else array[:, inside])
+            watch.retries.run(flow, source.name, f"statistics at {piece}", read)
+        with lock, watch.probe.span("statistics", piece):
+            _add(job, counters, array if sample is None else array[:, inside])
 
-    for i in range(max(1, min(job.config.prep_workers, room // held))):
-        flow.spawn(f"statistics-{i}", work)
+    threads = max(1, min(job.config.prep_workers, room // held))
+    flow.each("statistics", pieces, count, threads)
     flow.join(lambda: watch.check(0))
 
 
@@ -156,47 +174,124 @@ def pieces_of(source: Source) -> Grid:
     return Grid(domain, tuple(step), source.grid_origin[2:])
 
 
-def count_share(run: Run, element: int, elements: int) -> str:
-    """Count one element's share of the values of all volumes, in the round that is due.
+class Counting:
+    """The rounds in which several processes count the values of all volumes of a run.
 
-    Returns a sentence on what was done, and is still to be done.
+    It keeps what it has merged, as the files of a complete round stay as they are.
     """
-    counting, journal = run.counting, run.journal
-    if counting.advance(journal):
-        return "Counted before; the percentiles are known, next is --part"
-    number = counting.merged + 1
-    if element in counting.missing(journal, elements):
-        grid, counters = pieces_of(run.job.norm_source), deepcopy(counting.counters)
-        first, stop = ((k * len(grid)) // elements for k in (element - 1, element))
-        for volume, each in enumerate(counters):
-            if not all_done(each):  # a volume without any finite value is done at once
-                pieces = map(grid.__getitem__, range(first, stop))
-                _stream(run, volume, each, pieces)
-        counting.save(journal, element, elements, counters)
-    if counting.advance(journal):
-        return "Counted; the percentiles are known, next is --part"
-    if counting.merged == number:
-        return f"Counted all of round {number}; the exact values take a second round"
-    left = counting.missing(journal, elements)
-    return f"Counted in round {number}; {len(left)} of {elements} shares are missing"
+
+    def __init__(self, run: Run) -> None:
+        assert run.journal.folder is not None, "several processes share a run only in a run folder"
+        self.run, self.job, self.folder = run, run.job, run.journal.folder
+        self.merged = 0
+        """Number of rounds that are merged."""
+        volumes = self.job.volumes if self.job.values.counted else ()
+        self.counters: list[Counters] = [new_counters(self.job) for _ in volumes]
+        """Those of each volume, ready for the next round."""
+
+    def advance(self) -> bool:
+        """Merge each round of which all shares are there. Returns whether all is counted."""
+        while not all(map(all_done, self.counters)):
+            files = self._whole_round()
+            if files is None:
+                return False
+            counters = deepcopy(self.counters)
+            for file in files:
+                _merge(self.folder.read(file), counters)
+            for each in counters:
+                advance(self.job, each)
+            self.merged, self.counters = self.merged + 1, counters
+        return True
+
+    def _whole_round(self) -> list[str] | None:
+        """The files of the next round, in any number of shares of which none is missing."""
+        there: dict[str, list[str]] = {}
+        for file in self.folder.names(f"{STATISTICS_FOLDER}/round-{self.merged + 1}-of-*/*.npz"):
+            there.setdefault(Path(file).parent.name.rpartition("-")[2], []).append(file)
+        whole = (files for elements, files in there.items() if len(files) == int(elements))
+        return next(whole, None)
+
+    def _file(self, element: int, elements: int) -> str:
+        """The file of an element's share of the next round."""
+        return f"{STATISTICS_FOLDER}/round-{self.merged + 1}-of-{elements}/{element}.npz"
+
+    def missing(self, elements: int) -> list[int]:
+        """The elements, from 1, that have not counted their shares of the next round."""
+        there = self.folder.names(str(Path(self._file(1, elements)).with_name("*")))
+        each = range(1, elements + 1)
+        return [element for element in each if self._file(element, elements) not in there]
+
+    def count(self, element: int, elements: int) -> str:
+        """Count one element's share of the values of all volumes, in the round that is due.
+
+        Returns a sentence on what was done, and is still to be done.
+        """
+        if self.advance():
+            return "Counted before; the percentiles are known, next is --part"
+        number = self.merged + 1
+        if element in self.missing(elements):
+            grid, counters = pieces_of(self.job.norm_source), deepcopy(self.counters)
+            first, stop = ((k * len(grid)) // elements for k in (element - 1, element))
+            for volume, each in enumerate(counters):
+                if not all_done(each):  # a volume without any finite value is done at once
+                    pieces = map(grid.__getitem__, range(first, stop))
+                    _stream(self.run, volume, each, pieces)
+            self.folder.write(self._file(element, elements), _packed(counters))
+        if self.advance():
+            return "Counted; the percentiles are known, next is --part"
+        if self.merged == number:
+            return f"Counted all of round {number}; the exact values take a second round"
+        left = self.missing(elements)
+        return f"Counted in round {number}; {len(left)} of {elements} shares are missing"
+
+    def scalings(self, elements: int) -> dict[int, Scalings]:
+        """The scalings of each volume by its index, from what all processes have counted. Empty if
+        each block has its own.
+
+        Raises `UsageError` if the values are not counted yet; it names the step that counts them.
+        """
+        job, journal = self.job, self.run.journal
+        if job.values.counted and len(journal.statistics) < len(job.volumes):
+            while not self.advance():
+                # None is missing if the last share came since the look: the next look merges it.
+                if missing := self.missing(elements):
+                    raise UsageError(
+                        f"the values of the input are not counted yet, for percentiles of the "
+                        f"whole volume: {len(missing)} of {elements} shares of round "
+                        f"{self.merged + 1} are missing; run --statistics {missing[0]}/{elements} "
+                        "first"
+                    )
+            for number, counters in enumerate(self.counters):
+                _save(self.run, number, counters)
+        return known_scalings(job, journal)
 
 
-def shared_scalings(run: Run, elements: int) -> dict[int, Scalings]:
-    """The scalings of each volume by its index, from what all processes have counted. Empty if each
-    block has its own.
+def _packed(counters: list[Counters]) -> bytes:
+    arrays: dict[str, Any] = {
+        f"{place}.{name}": array
+        for place, counter in _waiting(counters)
+        for name, array in counter.counts.items()
+    }
+    packed = BytesIO()
+    np.savez_compressed(packed, **arrays)
+    return packed.getvalue()
 
-    Raises `UsageError` if the values are not counted yet; it names the step that counts them.
-    """
-    job, journal, counting = run.job, run.journal, run.counting
-    if job.values.counted and len(journal.statistics) < len(job.volumes):
-        while not counting.advance(journal):
-            # None is missing if the last share came since the look; then the next look merges it.
-            if missing := counting.missing(journal, elements):
-                raise UsageError(
-                    f"the values of the input are not counted yet, for percentiles of the whole "
-                    f"volume: {len(missing)} of {elements} shares of round {counting.merged + 1} "
-                    f"are missing; run --statistics {missing[0]}/{elements} first"
-                )
-        for number, counters in enumerate(counting.counters):
-            _save(run, number, counters)
-    return known_scalings(job, journal)
+
+def _merge(packed: bytes | None, counters: list[Counters]) -> None:
+    assert packed is not None  # it was listed, and these files stay
+    with np.load(BytesIO(packed), allow_pickle=False) as arrays:
+        for place, counter in _waiting(counters):
+            counts: dict[str, NDArray[Any]] = {
+                name.rpartition(".")[2]: arrays[name]
+                for name in arrays.files
+                if name.startswith(f"{place}.")
+            }
+            counter.merge(counts)
+
+
+def _waiting(counters: list[Counters]) -> Iterator[tuple[str, Histogram | MeanAndDeviation]]:
+    """The counters that are not done, with their places: those of volume and normalisation."""
+    for volume, each in enumerate(counters):
+        for number, counter in enumerate(each):
+            if not counter.done:
+                yield f"{volume}.{number}", counter

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...base import format_bytes, format_seconds, plural, usable_cores
+from pydantic import TypeAdapter
+
+from ...base import SUMMARY_FILE, format_bytes, format_seconds, plural, usable_cores
 from ...data import ChunkCount
 from ...instruments import StageTotals, bottleneck
 from ..opening.heads import Clipped
+from ..run_folder.folder import Folder
+from ..run_folder.names import own_name
 
 CLIPPED_SHARE = 0.01
 """Share of an output's values. The summary says so if more are clipped to its dtype's range."""
@@ -181,6 +185,18 @@ class Summary:
             yield f"Start: the first part was begun after {format_seconds(self.startup_seconds)}"
 
 
+def summaries_of(folder: Folder | None, writers: str) -> dict[str, Summary]:
+    """The summaries that several processes left in a run folder, by the names of the processes,
+    which match the pattern ``writers``."""
+    names = () if folder is None else folder.names(own_name(SUMMARY_FILE, writers))
+    each = {name: folder.read(name) for name in names} if folder is not None else {}
+    read = TypeAdapter(Summary).validate_json
+    return {
+        name.removeprefix("summary-").removesuffix(".json"): read(text or b"")
+        for name, text in each.items()
+    }
+
+
 def merged(
     each: Mapping[str, Summary],
     seconds: float,
@@ -237,15 +253,18 @@ def merged(
 
 
 def _added_stages(each: Sequence[Mapping[str, StageTotals]]) -> dict[str, StageTotals]:
-    total: dict[str, StageTotals] = {}
-    for stages in each:
-        for name, stage in stages.items():
-            sums = total.setdefault(name, StageTotals())
-            sums.busy += stage.busy
-            sums.waited += stage.waited
-            sums.count += stage.count
-            sums.threads = max(sums.threads, stage.threads)
-    return total
+    total: dict[str, list[StageTotals]] = {}
+    for name, stage in (item for stages in each for item in stages.items()):
+        total.setdefault(name, []).append(stage)
+    return {
+        name: StageTotals(
+            busy=sum(stage.busy for stage in some),
+            waited=sum(stage.waited for stage in some),
+            count=sum(stage.count for stage in some),
+            threads=max(stage.threads for stage in some),
+        )
+        for name, some in total.items()
+    }
 
 
 def _added_left_out(each: Sequence[LeftOut]) -> LeftOut | None:

@@ -1,39 +1,112 @@
-"""The clocks and counters of a running job, and the progress and summary made from them."""
+"""The clocks and counters of a running job, the progress and summary made from them, and a watch
+over each thread: a job without progress ends instead of hanging."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import threading
-import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ...base import (
-    PenstockError,
+    Incomplete,
     StageError,
     Stopped,
     begin_output,
-    describe,
     end_output,
+    format_seconds,
     usable_cores,
     writing_output,
 )
 from ...data import ChunkCount, requests_repeated
-from ...instruments import Probe, Sampler, StageTotals, bottleneck, export_reference
+from ...instruments import Clock, Probe, Sampler, StageTotals, bottleneck, export_reference
 from ..opening.heads import Clipped
 from ..opening.job import Job
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal
 from ..run_folder.names import METRICS_FILE, RETRIES_FILE, STACKS_FILE
 from ..tiling.parts import Extent
-from .retries import Retries, saying_full
+from .retries import Retries, forgoing, saying_full
 from .summary import LeftOut, Progress, Summary
-from .watchdog import Watchdog
 
 _STAGES = ("statistics", "read", "normalise", "upload", "forward", "download", "stitch",
            "checksum", "write", "note")  # fmt: skip
+
+
+class _Work(NamedTuple):
+    stage: str
+    where: object
+    since: float
+    """Time of its last progress, in seconds."""
+
+
+class Watchdog:
+    """Records what each thread works on, and when that last made progress."""
+
+    def __init__(self, limit_s: float, stacks: Path | None, clock: Clock) -> None:
+        """``limit_s`` is how long a piece of work may go without progress; 0 means no limit. The
+        stacks of all threads are written to the file ``stacks``."""
+        self.limit_s, self.stacks, self.clock = limit_s, stacks, clock
+        self.stalled = False
+        """Whether a piece of work has made no progress for too long. Its thread hangs for good."""
+        self._works: dict[int, _Work] = {}
+
+    def forget(self) -> None:
+        """Stop watching the work that has begun, such as that of a thread that an earlier part of
+        the job left behind."""
+        self._works = {}
+
+    @contextlib.contextmanager
+    def working(self, stage: str, where: object) -> Iterator[None]:
+        """Watch a piece of work of this thread, instead of the larger one that it is part of."""
+        thread, works = threading.get_ident(), self._works
+        outer = works.get(thread)
+        works[thread] = _Work(stage, where, self.clock())
+        try:
+            yield
+        finally:
+            if outer is None:
+                del works[thread]
+            else:
+                works[thread] = outer._replace(since=self.clock())
+
+    def progressed(self) -> None:
+        """Note that the work of this thread goes on."""
+        thread = threading.get_ident()
+        if (work := self._works.get(thread)) is not None:
+            self._works[thread] = work._replace(since=self.clock())
+
+    def check(self) -> None:
+        """Raise `StageError` if a piece of work has made no progress for too long."""
+        if not self.limit_s:
+            return
+        # Stitching waits only for other stages, which are watched.
+        works = [work for work in list(self._works.values()) if work.stage != "stitch"]
+        oldest = min(works, key=lambda work: work.since, default=None)
+        if oldest is None or self.clock() - oldest.since <= self.limit_s:
+            return
+        self.stalled = True
+        cause = Incomplete(
+            f"no progress for {format_seconds(self.limit_s)} (--stall-timeout)"
+            f"{self._dumped()}; run again with --resume"
+        )
+        raise StageError(oldest.stage, str(oldest.where), cause)
+
+    def _dumped(self) -> str:
+        """Write the stacks, and return the words that say where."""
+        if self.stacks is None:
+            return ""
+        try:
+            with self.stacks.open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+        except OSError as error:
+            return f", and the stacks cannot be written to {self.stacks}: {error.strerror}"
+        return f", {self.stacks} has the stack of each thread"
 
 
 class Watch:
@@ -49,18 +122,12 @@ class Watch:
             job.config.retry_for, rows, self.probe.clock, self.watchdog.progressed
         )
         self._requests_before = requests_repeated()
-        self.patches_done = [0] * len(job.devices)
-        """Number of patches that each lane has run."""
-        self.patches_left_out = [0] * len(job.devices)
-        """Number of patches of each lane in which nothing was sample."""
-        self._filled = 0
-        self._clipped = [0] * len(job.heads)
-        self._not_finite = 0
-        self._values = [0] * len(job.heads)
+        self._counts = Counter[str]()
+        self._clipped = [(0, 0)] * len(job.heads)
+        """Of each head, the number of values that were clipped, and of all."""
         self._counting = threading.Lock()
         self._sampler: Sampler | None = None
-        self._cpu_before: float | None = None
-        self._cpu_seconds = 0.0
+        self._cpu_before = _cpu_seconds()
 
     @contextlib.contextmanager
     def sampling(
@@ -88,13 +155,6 @@ class Watch:
                     stack.callback(_export, rows, config.metrics_json, config.overwrite)
                 stack.enter_context(self._sampler)
             yield
-        self._cpu_seconds, self._cpu_before = self.cpu_seconds, None
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Seconds of processor time of this process since sampling began."""
-        before = self._cpu_before
-        return self._cpu_seconds if before is None else _cpu_seconds() - before
 
     def _gauges(self, lengths: Callable[[], dict[str, float]]) -> dict[str, float]:
         return {
@@ -123,33 +183,24 @@ class Watch:
         self.watchdog.check()
         self.request.check(grace_s)
 
+    def count(self, **more: int) -> None:
+        """Count patches that are ``done``, and ``left_out`` as nothing in them is sample; voxels
+        whose input is ``not_finite``, and that are ``filled``, as they are no sample."""
+        with self._counting:
+            self._counts.update(more)
+
     def count_clipped(self, head: int, clipped: int, values: int) -> None:
-        """Add values of a head, and how many of them were clipped."""
+        """Count values of a head, and how many of them were clipped."""
         with self._counting:
-            self._clipped[head] += clipped
-            self._values[head] += values
-
-    def count_not_finite(self, voxels: int) -> None:
-        """Add voxels whose input is not finite."""
-        with self._counting:
-            self._not_finite += voxels
-
-    def count_left_out(self, lane: int, patches: int) -> None:
-        """Add patches that are not computed, as nothing in them is sample."""
-        with self._counting:
-            self.patches_left_out[lane] += patches
-
-    def count_filled(self, voxels: int) -> None:
-        """Add voxels that were given the fill value, as they are no sample."""
-        with self._counting:
-            self._filled += voxels
+            before = self._clipped[head]
+            self._clipped[head] = before[0] + clipped, before[1] + values
 
     def progress(self) -> Progress:
         extent, seconds = self.extent, self.probe.elapsed
         blocks = extent.blocks - self.journal.skipped
         # A resumed run learns which patches it can leave out only when it comes to them.
         patches = round(extent.patches * blocks / max(1, extent.blocks))
-        done = min(patches, sum(self.patches_done) + sum(self.patches_left_out))
+        done = min(patches, self._counts["done"] + self._counts["left_out"])
         share = done / self.job.plan.num_patches
         return Progress(
             patches if self.journal.written == blocks else done,
@@ -163,10 +214,10 @@ class Watch:
     def _left_out(self, stages: Mapping[str, StageTotals]) -> LeftOut | None:
         if self.job.sample is None:
             return None
-        computed, left_out = sum(self.patches_done), sum(self.patches_left_out)
+        computed, left_out = self._counts["done"], self._counts["left_out"]
         busy = stages["forward"].busy if "forward" in stages else 0.0
         saved = left_out * busy / computed / len(self.job.devices) if computed else None
-        return LeftOut(computed, left_out, self._filled, saved)
+        return LeftOut(computed, left_out, self._counts["filled"], saved)
 
     def summary(
         self,
@@ -178,9 +229,9 @@ class Watch:
         ``chunks`` and ``unlocked``."""
         plan, journal = self.job.plan, self.journal
         seconds = self.probe.elapsed if seconds is None else seconds
-        totals = self.probe.totals()
+        totals, cpu_seconds = self.probe.totals(), _cpu_seconds() - self._cpu_before
         stages = {name: totals[name] for name in _STAGES if name in totals}
-        clipped = zip(self.job.heads, self.job.sinks, self._clipped, self._values, strict=True)
+        clipped = zip(self.job.heads, self.job.sinks, self._clipped, strict=True)
         return Summary(
             seconds=seconds,
             voxels=journal.voxels,
@@ -189,15 +240,15 @@ class Watch:
             blocks_skipped=journal.skipped,
             blocks_planned=self.extent.blocks,
             stages=stages,
-            bound_by=bottleneck(stages, seconds, self.cpu_seconds, usable_cores()),
-            cpu_seconds=self.cpu_seconds,
+            bound_by=bottleneck(stages, seconds, cpu_seconds, usable_cores()),
+            cpu_seconds=cpu_seconds,
             peak_rss=self._sampler.peak_rss if self._sampler else None,
             planned_peak=plan.memory.total,
             clipped=tuple(
-                Clipped(head.name, sink.name, sink.dtype.name, count, values)
-                for head, sink, count, values in clipped
+                Clipped(head.name, sink.name, sink.dtype.name, *counts)
+                for head, sink, counts in clipped
             ),
-            not_finite=self._not_finite,
+            not_finite=self._counts["not_finite"],
             left_out=self._left_out(stages),
             chunks=chunks,
             unlocked=unlocked,
@@ -217,13 +268,3 @@ def _cpu_seconds() -> float:
 def _export(rows: Path, metrics: Path, replace: bool) -> None:
     with forgoing(f"--metrics-json {metrics}"), writing_output(metrics, replace=replace) as draft:
         export_reference(rows, draft)
-
-
-@contextlib.contextmanager
-def forgoing(what: str) -> Iterator[None]:
-    """Warn if a record cannot be written. The job goes on."""
-    try:
-        yield
-    except (OSError, PenstockError) as error:
-        why = getattr(error, "strerror", None) or describe(error)
-        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=4)

@@ -64,7 +64,7 @@ class Writing:
     def _write(self, block: Block) -> None:
         checks = [self._write_to(output, block) for output in range(len(self.job.outputs))]
         if self.job.sample is not None:
-            self.watch.count_filled(int(np.count_nonzero(block.arrays[-1])))
+            self.watch.count(filled=int(np.count_nonzero(block.arrays[-1])))
             self.pool.give(block.arrays[-1])
         journal = self.run.journal
         where = f"block {block.index} {block.box}, noting it in {journal.named(LOG_FILE)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import RUN_FILE, SUMMARY_FILE, plural, read_json
-from ...inference import AMBIGUOUS_FILE, PlaneEnds, RunLook
+from ...inference import AMBIGUOUS_FILE, PlaneEnds, RunLook, is_label_run
 from ..content import Chapter, Report
 from ..table import Section, settings_table
 
@@ -19,7 +19,7 @@ _ROWS = 20
 def is_labelling(folder: Path) -> bool:
     """Whether it is the folder of a run of ``penstock label``."""
     content: Any = read_json(folder / RUN_FILE)
-    return isinstance(content, dict) and content.get("verb") == "label"
+    return isinstance(content, dict) and is_label_run(content)
 
 
 def report_of_labels(folder: Path) -> Report:
