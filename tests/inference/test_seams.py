@@ -17,9 +17,8 @@ from penstock.base import UsageError
 from penstock.data.grid import reflect
 from penstock.inference.opening import seams
 from penstock.inference.opening.job import Job
-from penstock.inference.opening.seam_error import SeamTrial
+from penstock.inference.opening.seam_error import SeamTrial, label_f1, seam_error_of
 from penstock.inference.run import run_job
-from penstock.inference.tiling.differences import label_f1, seam_error_of
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
 from penstock.models import REGISTRY, Reach, Reduction, load_model
 from penstock.models.probes import find_reach

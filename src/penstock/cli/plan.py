@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
         flag = min(scale.model_fields_set).replace("_", "-")
         raise UsageError(f"--{flag} has no effect without --workers N or --cluster local:N")
     check_model_name(config.model_type, "--model-type")
-    from ..inference import plan_job, scale_lines
+    from ..inference import Job, scale_lines
 
-    plan = plan_job(config)
+    plan = Job(config).plan
     print_plan(plan)
     plan.refuse()
     if config.workers is not None:

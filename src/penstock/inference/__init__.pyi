@@ -4,8 +4,6 @@ from .objects.doubtful_objects import PlaneEnds as PlaneEnds
 from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
 from .opening.job import Job as Job
-from .opening.plans import plan_inference as plan_inference
-from .opening.plans import plan_job as plan_job
 from .opening.seams import reach_of as reach_of
 from .planning.at_scale import scale_lines as scale_lines
 from .planning.plan import Plan as Plan
@@ -14,6 +12,7 @@ from .recompute import recompute_blocks as recompute_blocks
 from .recompute import sample as sample
 from .repair import repair_run as repair_run
 from .repair import take_off as take_off
+from .run import plan_inference as plan_inference
 from .run import run_inference as run_inference
 from .run import run_job as run_job
 from .run_folder.ending import EndRequest as EndRequest

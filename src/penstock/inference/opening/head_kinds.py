@@ -22,9 +22,9 @@ from torch import Tensor
 from ...base import HEAD_KINDS, HeadKind, InferConfig, Undecided, UsageError
 from ...data import Box, Source, normalised, reflect
 from ...models import error_in_user_code
+from .as_its_makers import ValuesPlan
 from .heads import HeadPart, Origin, said_kinds
 from .net import Net
-from .normalisation import ValuesPlan
 from .selection import Volume
 
 _PLACES = (1 / 2, 1 / 4, 3 / 4)

@@ -41,20 +41,25 @@ from ..run_folder.names import default_run_dir
 from ..run_folder.reader import threads_of
 from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
-from .as_its_makers import sliding_of, with_defaults
+from .as_its_makers import check_channels, normalised_as, sliding_of, with_defaults
 from .fitted import fitted
 from .head_kinds import Seen, head_kinds, seen_patches
 from .heads import HeadPart, Origin, is_wide, plan_heads, split
 from .net import fit_net, with_workspaces
-from .nonzero import cropped, seen_of_crop
-from .normalisation import check_channels, normalised_as
-from .outputs import open_outputs, sizes_of_heads
-from .own_files import check_own_files
-from .sample import open_sample
+from .outputs import check_own_files, open_outputs, sizes_of_heads
+from .sample import cropped, open_sample, seen_of_crop
 from .seam_error import SeamTrial
 from .seams import tiled
-from .selection import channels_of, open_input, select, uneven, volumes_of, with_bands
-from .voxel_sizes import frame_of_outputs, network_grid
+from .selection import (
+    channels_of,
+    frame_of_outputs,
+    network_grid,
+    open_input,
+    select,
+    uneven,
+    volumes_of,
+    with_bands,
+)
 
 _MOST_LEVEL_BYTES = 2**27
 """Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 from ...data import Box, Resampling
 from ...models import Steps
-from ..tiling.differences import SeamError
 from ..tiling.traffic import BrickShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
@@ -102,8 +103,8 @@ class Facts:
     """Bytes of mask and coarse level that are kept decoded."""
     seams: str = ""
     """The seams between patches in words: exact or not; empty if nothing is known."""
-    seam_error: SeamError | None = None
-    """Measured difference of tiles from a larger input."""
+    seam_error: Mapping[str, Any] | None = None
+    """Measured difference of tiles from a larger input, as the run's record has it."""
     values: str = ""
     """The scaling of values before the network sees them, in words, for the printed plan."""
     arithmetic: str = ""

@@ -22,8 +22,7 @@ from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_it
 from ...data import Resampling, Scaling, Sink
 from ..opening.heads import HeadPart, Origin
 from ..opening.outputs import open_outputs
-from ..opening.selection import open_input
-from ..opening.voxel_sizes import frame_of_outputs
+from ..opening.selection import frame_of_outputs, open_input
 from ..planning.plan import Plan
 
 MARGIN_S = 5.0

@@ -7,7 +7,6 @@ import platform
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -204,7 +203,7 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
         "cores": plan.facts.cores,
         "arithmetic": plan.facts.arithmetic,
         "seams": plan.facts.seams,
-        "seam_error": plan.facts.seam_error and asdict(plan.facts.seam_error),
+        "seam_error": plan.facts.seam_error,
         "memory": {part: getattr(plan.memory, part) for part in plan.memory.__slots__},
     }
 
