@@ -219,19 +219,6 @@ def test_kinds_are_settings_like_any_other(tmp_path: Path) -> None:
     assert config.out_dtype == ("float32", "uint8")
 
 
-def test_the_channels_of_one_head_may_be_of_several_kinds() -> None:
-    data, same, mask = noise(), np.zeros(SHAPE, "uint16"), np.zeros(SHAPE, "uint8")
-    net = Net(lambda x: torch.cat([x, (x > 2000).float()], 1))
-    with pytest.raises(UsageError, match=r"head out\.1 lies between 0 and 1"):
-        penstock.run_inference(data, (same, mask), model=net, normalize="none", **CPU)
-    for said in (["intensity", "labels"], {"out.1": "labels"}):
-        penstock.run_inference(
-            data, (same, mask), model=net, normalize="none", head_kind=said, seam_mode="blend",
-            **CPU,
-        )  # fmt: skip
-        assert (same == data).all() and (mask == (data > 2000)).all()
-
-
 def test_a_run_of_another_kind_is_another_run(tmp_path: Path) -> None:
     data, out, net = noise(), tmp_path / "out.zarr", Net(lambda x: (x > 2000).to(torch.int32))
     knobs: dict[str, Any] = {"model": net, "normalize": "none", "out_dtype": "int32", **CPU}

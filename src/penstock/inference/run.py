@@ -108,7 +108,7 @@ def run_job(
         run.check_written("run again with --resume")
         run.close_outputs()
         summary = run.summary()
-        summary = with_rest(summary, job.config, job.sinks, job.head_kinds, run.request)
+        summary = with_rest(summary, job.config, job.sinks, job.head_facts, run.request)
     with forgoing(f"--run-dir {job.run_dir}: summary.json"):
         journal.save(SUMMARY_FILE, asdict(summary))
     return summary

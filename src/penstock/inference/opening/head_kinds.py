@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...base import HEAD_KINDS, HeadKind, InferConfig, Undecided, UsageError
+from ...base import HEAD_KINDS, InferConfig, Undecided, UsageError
 from ...data import Box, Source, normalised, reflect
 from ...models import error_in_user_code
 from .as_its_makers import ValuesPlan
-from .heads import HeadPart, Origin, said_kinds
+from .heads import HeadFacts, said_kinds
 from .net import Net
 from .selection import Volume
 
@@ -46,33 +46,33 @@ class Seen:
 
 
 def head_kinds(
-    config: InferConfig, parts: Sequence[HeadPart], net: Net, candidates: Iterator[Seen]
-) -> list[tuple[HeadKind, Origin]]:
-    """The kind of each part, and its source.
+    config: InferConfig, heads: Sequence[HeadFacts], net: Net, candidates: Iterator[Seen]
+) -> list[HeadFacts]:
+    """The heads, each with its kind and who says so.
 
     ``candidates`` are patches of the input. They are read only if a kind is neither given by the
     user nor known.
     Raises `UsageError` for a head that looks like probabilities.
     """
-    kinds: list[tuple[HeadKind, Origin] | None] = []
-    for part, said in zip(parts, said_kinds(config.head_kind, parts), strict=True):
+    told, unknown = [], []
+    for head, said in zip(heads, said_kinds(config.head_kind, heads), strict=True):
+        known = head.recipe.kind if head.recipe is not None else net.model.kind
         if said is not None:
-            kinds.append((said, "said"))
-        elif part.recipe is not None:
-            kinds.append((part.recipe.kind, "known"))
-        elif net.model.kind is not None:
-            kinds.append((net.model.kind, "known"))
+            told.append(replace(head, kind=said, origin="said"))
+        elif known is not None:
+            told.append(replace(head, kind=known, origin="known"))
+        elif "float" not in head.returned:
+            told.append(replace(head, kind="labels", origin="assumed"))
         else:
-            kinds.append(None if "float" in part.dtype else ("labels", "assumed"))
-    if None in kinds and config.floats_are == "intensity":
+            told.append(replace(head, kind=config.floats_are, origin="assumed"))
+            unknown.append(head.name)
+    if unknown and config.floats_are == "intensity":
         seen = _varied(candidates)
         outputs = _returned(net, seen)
-        for part, kind in zip(parts, kinds, strict=True):
-            if kind is None:
-                _refuse_probabilities(
-                    part, outputs, seen, net.model.name, _answers(config, parts, part)
-                )
-    return [kind or (config.floats_are, "assumed") for kind in kinds]
+        for name in unknown:
+            answers = _answers(config, name if len(heads) > 1 else "")
+            _refuse_probabilities(name, outputs[name].numpy(), seen, net.model.name, answers)
+    return told
 
 
 def seen_patches(
@@ -140,35 +140,30 @@ def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:
 
 
 def _refuse_probabilities(
-    part: HeadPart,
-    outputs: dict[str, Tensor],
-    seen: Seen,
-    model: str,
-    answers: Sequence[str],
+    name: str, values: NDArray[Any], seen: Seen, model: str, answers: Sequence[str]
 ) -> None:
-    head = outputs[part.head].numpy()
-    values = head if part.channel is None else head[part.channel]
     inputs = (seen.stored, seen.shown)
     if _within_one(values) and not any(map(_within_one, inputs)):
         what = f"lies between {values.min():.3g} and {values.max():.3g}"
-    elif _sums_to_one(head) and not any(map(_sums_to_one, inputs)):
-        what = f"sums to 1 over its {len(head)} channels"
+    elif _sums_to_one(values) and not any(map(_sums_to_one, inputs)):
+        what = f"sums to 1 over its {len(values)} channels"
     else:
         return
     low, high = seen.shown.min(), seen.shown.max()
     raise Undecided(
-        f"model {model}: head {part.name} {what} on a patch with normalised values from "
+        f"model {model}: head {name} {what} on a patch with normalised values from "
         f"{low:.3g} to {high:.3g}; say what it is: --head-kind scores for probabilities, labels "
         "for classes, intensity for an image (see penstock infer --help-all)",
         answers,
     )
 
 
-def _answers(config: InferConfig, parts: Sequence[HeadPart], part: HeadPart) -> list[str]:
-    """The flags that say the kind of one head, and keep what was said of others."""
+def _answers(config: InferConfig, name: str) -> list[str]:
+    """The flags that say the kind of one head, by its name if there are others, and keep what was
+    said of those."""
     said = config.head_kind or ()
-    name = f"{part.head}=" if len({part.head for part in parts}) > 1 else ""
-    return [shlex.join(("--head-kind", *said, f"{name}{kind}")) for kind in HEAD_KINDS]
+    named = f"{name}=" if name else ""
+    return [shlex.join(("--head-kind", *said, f"{named}{kind}")) for kind in HEAD_KINDS]
 
 
 def _within_one(values: NDArray[Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...base import HeadKind, InferConfig, UsageError, torch_threads, usable_cores
+from ...base import InferConfig, UsageError, torch_threads, usable_cores
 from ...data import (
     SAME,
     ResampledSource,
@@ -44,7 +44,7 @@ from . import identity
 from .as_its_makers import check_channels, normalised_as, sliding_of, with_defaults
 from .fitted import fitted
 from .head_kinds import Seen, head_kinds, seen_patches
-from .heads import HeadPart, Origin, is_wide, plan_heads, split
+from .heads import HeadFacts, facts_of_heads, is_wide, plan_heads
 from .net import fit_net, with_workspaces
 from .outputs import check_own_files, open_outputs, sizes_of_heads
 from .sample import cropped, open_sample, seen_of_crop
@@ -119,23 +119,21 @@ class Job:
         self.net = with_workspaces(net, config, self.devices)
         obeyed = model.recipe.heads if model.recipe and config.head_kind is None else {}
         later = self.reduction if self.reduces_later else None
-        heads = self.net.footprint.heads
-        parts = split(heads, len(config.out_spec), model.name, obeyed, later)
-        shape = _aligned(self, shape, parts)
+        heads = facts_of_heads(
+            self.net.footprint.heads, len(config.out_spec), model.name, obeyed, later
+        )
+        shape = _aligned(self, shape, heads)
         config = self.config
         if config.missing == "error":
             check_knows_chunks(source)
-        kinds, judging_bytes = _kinds(self, source, parts)
-        self.head_parts, self.head_kinds = parts, kinds
+        self.head_facts, judging_bytes = _with_kinds(self, source, heads)
         self.outputs = open_outputs(
-            config, frame, (times, channels), model.in_channels, parts, kinds
+            config, frame, self.selected, model.in_channels, self.head_facts
         )
         self.written = frame.domain
         fine = self.net.carrier.itemsize == 8
-        # What is reduced once it is blended is blended as scores.
-        mixed = [kind if later is None else ("scores", "said") for kind in kinds]
         self.heads = plan_heads(
-            config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each),
+            config, self.head_facts, self.sinks, fine=fine, scalings=len(self.values.each),
             corner=source.domain.start[2:], resampled=self.back is not None,
         )  # fmt: skip
         self.sliding = sliding_of(config, model.recipe, self.heads)
@@ -147,7 +145,7 @@ class Job:
         self.plan = make_plan(config, facts, shape, part)
         if self.tiled.measured and not (config.resumes or self.trial):
             trial = SeamTrial(self.net, self.values, source, self.volumes[0], self.devices[0],
-                              kinds[0][0] == "labels", later, config.tf32)  # fmt: skip
+                              self.head_facts[0].kind == "labels", later, config.tf32)  # fmt: skip
             self.plan = trial.measured(self.plan)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
@@ -258,32 +256,36 @@ class Job:
         }
 
 
-def _aligned(job: Job, shape: PatchShape, parts: Sequence[HeadPart]) -> PatchShape:
+def _aligned(job: Job, shape: PatchShape, heads: Sequence[HeadFacts]) -> PatchShape:
     """The patch at which cores begin at whole voxels of all heads; the settings have its overlap.
 
     Raises `UsageError` if there is none, or if a head with more or fewer voxels would have to be
     resampled, too.
     """
-    if job.back is not None and any(part.factors != SAME for part in parts):
+    if job.back is not None and any(head.factors != SAME for head in heads):
         raise UsageError(
             "the network changes the number of voxels, so its outputs stay on its own grid: "
             "give --output-voxel-size network"
         )
-    factors = [part.factors for part in parts]
+    factors = [head.factors for head in heads]
     fits = aligned(shape, factors, may_change=not job.asks_overlap)
     if fits != shape:
         job.config = job.config.model_copy(update={"overlap": fits.overlap})
     return fits
 
 
-def _kinds(
-    job: Job, source: Source, parts: Sequence[HeadPart]
-) -> tuple[list[tuple[HeadKind, Origin]], int]:
-    """The kind of each head, and the bytes that the test of the heads left in the heap. Later
+def _with_kinds(
+    job: Job, source: Source, heads: Sequence[HeadFacts]
+) -> tuple[list[HeadFacts], int]:
+    """The heads with their kinds, and the bytes that the test of the heads left in the heap. Later
     forwards use these bytes again, and the plan counts the forwards."""
     if job.reduction is not None:
-        of_scores = [part.name.endswith(".scores") for part in parts]
-        return [("scores" if each else "labels", "said") for each in of_scores], 0
+        return [
+            replace(
+                head, kind="scores" if head.name.endswith(".scores") else "labels", origin="said"
+            )
+            for head in heads
+        ], 0
     before: list[int] = []
 
     def candidates() -> Iterator[Seen]:
@@ -291,8 +293,8 @@ def _kinds(
         net = job.net
         yield from seen_patches(job.values, source, job.volumes[0], net.shape.patch, net.clip)
 
-    kinds = head_kinds(job.config, parts, job.net, candidates())
-    return kinds, max(0, resident_bytes() - before[0]) if before else 0
+    told = head_kinds(job.config, heads, job.net, candidates())
+    return told, max(0, resident_bytes() - before[0]) if before else 0
 
 
 def _gather_facts(

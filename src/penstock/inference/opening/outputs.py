@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ...base import HeadKind, InferConfig, UsageError, check_folder, check_outputs
+from ...base import InferConfig, UsageError, check_folder, check_outputs
 from ...data import SAME, Box, ScaledGrid, Sink, Source, on_grid, open_sink, overlap
 from ...models import model_files
 from ..run_folder.bucket_folder import RemoteFolder
 from ..run_folder.names import RUN_FILES
 from ..tiling.geometry import PatchShape, per_axis
-from .heads import HeadPart, HeadPlan, Origin, default_dtype, packing_of_scores
+from .heads import HeadFacts, HeadPlan, default_dtype, packing_of_scores
 from .selection import as_selected
 
 
@@ -66,22 +66,21 @@ def open_outputs(
     source: Source,
     selected: tuple[Sequence[int], Sequence[int]],
     at_once: int,
-    parts: Sequence[HeadPart],
-    kinds: Sequence[tuple[HeadKind, Origin]],
+    heads: Sequence[HeadFacts],
 ) -> list[Output]:
-    """Open an output for each part of the model. Creates nothing.
+    """Open an output for each head of the model. Creates nothing.
 
     ``selected`` are the times and channels of the source, ``at_once`` is the number of channels
-    that the model takes. Raises `UsageError` for a sink that cannot take its part, and for two
+    that the model takes. Raises `UsageError` for a sink that cannot take its head, and for two
     sinks that overlap or whose chunks do not line up.
     """
     times, channels = selected
     outputs: list[Output] = []
-    dtypes = _dtypes(config.out_dtype, source.dtype, parts, kinds)
-    for spec, part, dtype, (kind, _) in zip(config.out_spec, parts, dtypes, kinds, strict=True):
-        grid = ScaledGrid(part.factors, source.domain.start[2:])
+    dtypes = _dtypes(config.out_dtype, source.dtype, heads)
+    for spec, head, dtype in zip(config.out_spec, heads, dtypes, strict=True):
+        grid = ScaledGrid(head.factors, source.domain.start[2:])
         frame = of_head(source, grid)
-        shape = (len(times), len(channels) // at_once * part.written, *frame.domain.shape[2:])
+        shape = (len(times), len(channels) // at_once * head.written, *frame.domain.shape[2:])
         sink = open_sink(
             spec,
             domain=Box.of((0,) * 5, shape),
@@ -90,9 +89,9 @@ def open_outputs(
                 frame,
                 times,
                 channels,
-                named=part.written == at_once and (at_once == 1 or kind == "intensity"),
-                windows=kind == "intensity" and config.denormalize,
-                packing=packing_of_scores(kind, dtype),
+                named=head.written == at_once and (at_once == 1 or head.kind == "intensity"),
+                windows=head.kind == "intensity" and config.denormalize,
+                packing=packing_of_scores(head.kind, dtype),
             ),
             chunks=_chunks(config),
             shards=config.shards and per_axis(config.shards, plane=False, thin=1),
@@ -101,14 +100,14 @@ def open_outputs(
             ome_version="plain" if config.plain else config.ome_zarr,
             at=(0, 0, *source.domain.start[2:]),
             files=True,
-            rule=None if config.levels == "none" else "mode" if kind == "labels" else "mean",
+            rule=None if config.levels == "none" else "mode" if head.kind == "labels" else "mean",
         )
         if overlap(source, sink):
             itself = sink.address == source.address
             how = "is the input itself" if itself else "and the input lie inside one another"
             raise UsageError(f"--out-spec {sink.name} {how}")
-        _check_axes(sink, frame.domain, part.written)
-        outputs.append(_output(sink, source.domain, grid, part.written, selected, at_once))
+        _check_axes(sink, frame.domain, head.written)
+        outputs.append(_output(sink, source.domain, grid, head.written, selected, at_once))
     for one, other in itertools.combinations(outputs, 2):
         _check_pair(one, other)
     return outputs
@@ -170,16 +169,14 @@ def of_head(source: Source, grid: ScaledGrid) -> Source:
 def _dtypes(
     said: Sequence[str] | None,
     source: np.dtype[Any],
-    parts: Sequence[HeadPart],
-    kinds: Sequence[tuple[HeadKind, Origin]],
+    heads: Sequence[HeadFacts],
 ) -> list[np.dtype[Any]]:
     """The dtype of each output, if it is new."""
     if said is None:
-        pairs = zip(parts, kinds, strict=True)
-        return [default_dtype(kind, part, source) for part, (kind, _) in pairs]
-    if len(said) not in (1, len(parts)):
-        raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(parts)} outputs")
-    return [_dtype(name) for name in ([*said] * len(parts) if len(said) == 1 else said)]
+        return [default_dtype(head, source) for head in heads]
+    if len(said) not in (1, len(heads)):
+        raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(heads)} outputs")
+    return [_dtype(name) for name in ([*said] * len(heads) if len(said) == 1 else said)]
 
 
 def _check_axes(sink: Sink, domain: Box, channels: int) -> None:

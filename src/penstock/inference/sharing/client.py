@@ -98,7 +98,7 @@ def run_on_cluster(
             patiently(config.retry_for, "the lock", lock.check)
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.close)
-            summary = with_rest(summary, config, job.sinks, job.kinds, request)
+            summary = with_rest(summary, config, job.sinks, job.head_facts, request)
     journal.save(SUMMARY_FILE, asdict(summary))
     return summary
 

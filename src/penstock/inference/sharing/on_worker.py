@@ -17,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...base import HeadKind, InferConfig, PenstockError, UsageError, describe, one_heap
+from ...base import InferConfig, PenstockError, UsageError, describe, one_heap
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
 from ...data import Resampling, Scaling, Sink
-from ..opening.heads import HeadPart, Origin
+from ..opening.heads import HeadFacts
 from ..opening.outputs import open_outputs
 from ..opening.selection import frame_of_outputs, open_input
 from ..planning.plan import Plan
@@ -71,8 +71,7 @@ class RemoteJob:
     """Times and channels of the input."""
     at_once: int
     """Number of channels that the model takes."""
-    head_parts: Sequence[HeadPart]
-    kinds: Sequence[tuple[HeadKind, Origin]]
+    head_facts: Sequence[HeadFacts]
     way: Resampling | None
     """The way from the input to what the network sees; None if that is the same grid."""
     counts: bool
@@ -82,9 +81,7 @@ class RemoteJob:
     def sinks(self) -> list[Sink]:
         """The outputs, opened here with what the worker has found out about the model's heads."""
         source = frame_of_outputs(self.config, open_input(self.config), self.way)
-        outputs = open_outputs(
-            self.config, source, self.selected, self.at_once, self.head_parts, self.kinds
-        )
+        outputs = open_outputs(self.config, source, self.selected, self.at_once, self.head_facts)
         return [output.sink for output in outputs]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -121,7 +118,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
     config = config.model_copy(update=patches)
     return RemoteJob(
         config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
-        job.net.model.in_channels, job.head_parts, job.head_kinds, job.way, job.values.counted,
+        job.net.model.in_channels, job.head_facts, job.way, job.values.counted,
     )  # fmt: skip
 
 

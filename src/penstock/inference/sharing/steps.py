@@ -137,7 +137,7 @@ def _finish(job: Job) -> StepOutcome:
         run.check_written("")
         run.close_outputs()
         summary = _together(job, journal)
-        summary = with_rest(summary, job.config, job.sinks, job.head_kinds, run.request)
+        summary = with_rest(summary, job.config, job.sinks, job.head_facts, run.request)
         journal.save(SUMMARY_FILE, asdict(summary))
     return StepOutcome(f"Complete: all {plural(job.plan.num_blocks, 'block')} are written", summary)
 
