@@ -20,7 +20,7 @@ from penstock.inference.opening.job import Job
 from penstock.inference.opening.seam_error import SeamTrial, label_f1, seam_error_of
 from penstock.inference.run import run_job
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
-from penstock.models import REGISTRY, Reach, Reduction, load_model
+from penstock.models import REGISTRY, Model, Reach, Reduction, load_model
 from penstock.models.probes import find_reach
 from tests.networks import FAR, LOCAL, conv, seeded
 
@@ -161,7 +161,6 @@ def test_a_resumed_run_obeys_the_recorded_cut(
         raise AssertionError("it was inspected again")
 
     monkeypatch.setattr(seams, "_HERE", {})
-    monkeypatch.setattr(seams, "known_reach", refuses)
     monkeypatch.setattr(seams, "find_reach", refuses)
     monkeypatch.setattr(seams, "chunk_and_halo", refuses)
     again = penstock.run_inference(volume, out, model=net, resume=True, **knobs)
@@ -172,19 +171,28 @@ def test_what_is_found_is_kept_by_weights_and_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(seams, "_HERE", {})
-    model = load_model(conv(1, 1))
-    reach = seams.reach_of(model, 3)
-    monkeypatch.setattr(seams, "_HERE", {})
-    assert seams.known_reach(model, 3) == reach
-    assert seams.known_reach(load_model(conv(1, 1)), 3) is None  # has other weights
+    model, found = load_model(conv(1, 1)), list[Reach]()
+
+    def find(*given: Any) -> Reach:
+        found.append(find_reach(*given))
+        return found[-1]
+
+    def anew(model: Model) -> bool:
+        """Whether a new process looks for what a model sees."""
+        monkeypatch.setattr(seams, "_HERE", {})
+        before = len(found)
+        assert seams.reach_of(model, 3) == found[-1]
+        return len(found) > before
+
+    monkeypatch.setattr(seams, "find_reach", find)
+    assert anew(model) and not anew(model)
     (file,) = (tmp_path / "cache").rglob("*.json")
     file.write_text("{")
-    monkeypatch.setattr(seams, "_HERE", {})
-    assert seams.known_reach(model, 3) is None
+    assert anew(model) and not anew(model)
+    assert anew(load_model(conv(1, 1)))  # has other weights
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert seams.reach_of(model, 3) == reach
+    assert anew(model) and anew(model)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ import torch
 
 from ...base import InferConfig, Refused, UsageError
 from ...models import placed
-from ..run_folder.reader import run_of
 from ..tiling.exact import SIDE_STEP
-from .seams import known_reach
 
 Opener = Callable[[InferConfig], Any]
 """Opens a `Job`, whose room imports this one."""
@@ -39,7 +37,7 @@ def fitted(config: InferConfig, opened: Opener) -> InferConfig:
         opened: Opens a job of other settings.
 
     Returns:
-        The settings, as the run has them that the job goes on with, or as they are chosen now.
+        The settings.
 
     Raises:
         UsageError: What the settings ask for cannot be done.
@@ -48,11 +46,6 @@ def fitted(config: InferConfig, opened: Opener) -> InferConfig:
     if not asked:
         return config
     plain = config.model_copy(update=dict.fromkeys(asked))
-    if config.resumes and (settings := run_of(config).get("settings")):
-        before = {name: settings.get(name) for name in asked}
-        if before.get("patch"):
-            before |= {"patch": tuple(before["patch"]), "overlap": tuple(settings["overlap"])}
-        return config.model_copy(update=before)
     job = opened(plain)
     if "patch" in asked:
         job = _least_work(job, plain, opened)
@@ -83,8 +76,7 @@ def _patches(job: Any) -> Iterator[tuple[int, ...]]:
     shape = job.plan.shape
     axes = shape.model_axes
     extent, overlap = job.plan.geometry.domain.shape[-axes:], shape.overlap[-axes:]
-    reach = known_reach(job.bare, axes)
-    grain = math.lcm(SIDE_STEP, *(reach.step if reach is not None else ()))
+    grain = math.lcm(SIDE_STEP, *job.tiled.step)
     for count in range(_MOST_CUTS, 0, -1):
         core = -(-max(extent) // count)
         if core < SIDE_STEP:

@@ -38,7 +38,7 @@ from ..planning.memory import Facts, resident_bytes
 from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
-from ..run_folder.reader import threads_of
+from ..run_folder.reader import as_begun
 from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
 from .as_its_makers import check_channels, normalised_as, sliding_of, with_defaults
@@ -90,7 +90,7 @@ class Job:
             UsageError: What the settings ask for cannot be done. Nothing was created.
         """
         self.asks_overlap = config.overlap is not None
-        config = config.model_copy(update={"threads": threads_of(config)})
+        config, self.begun = as_begun(config)
         self.config = fitted(config, lambda other: Job(other, part, peers, trial=True))
         self.peers, self.trial = peers, trial
         with torch_threads(self.config.threads):
@@ -110,7 +110,7 @@ class Job:
         model, at_once = with_bands(config, model, source, len(channels))
         check_channels(model, len(channels), self.values)
         self.volumes = volumes_of(times, channels, model.in_channels)
-        self.config, cut = cropped(config, model.recipe, self.input, self.volumes)
+        self.config, cut = cropped(config, model.recipe, self.input, self.volumes, self.begun)
         self.sample = open_sample(self.config, self.input, source)
         source, self.inner = seen_of_crop(model.recipe, self.sample, source)
         shape = self._patch(source, model)
@@ -143,7 +143,7 @@ class Job:
         if config.joins:
             part = Prepared.read(self.run_dir).part
         self.plan = make_plan(config, facts, shape, part)
-        if self.tiled.measured and not (config.resumes or self.trial):
+        if self.tiled.measured and not self.trial:
             trial = SeamTrial(self.net, self.values, source, self.volumes[0], self.devices[0],
                               self.head_facts[0].kind == "labels", later, config.tf32)  # fmt: skip
             self.plan = trial.measured(self.plan)
@@ -173,7 +173,7 @@ class Job:
     def _patch(self, source: Source, model: Model) -> PatchShape:
         """Patch and overlap, which the settings have from here on."""
         has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
-        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z)
+        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z, self.begun)
         self.config = self.tiled.config
         shape = patch_shape(self.config, has_z, model.spatial_axes)
         return replace(shape, chosen=self.tiled.chosen)

@@ -10,7 +10,7 @@ inside, chunk by chunk. So little is read where a volume has no border of zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -255,7 +255,11 @@ def open_sample(config: InferConfig, source: Source, seen: Source) -> SampleRegi
 
 
 def cropped(
-    config: InferConfig, recipe: Recipe | None, source: Source, volumes: Sequence[Volume]
+    config: InferConfig,
+    recipe: Recipe | None,
+    source: Source,
+    volumes: Sequence[Volume],
+    begun: Mapping[str, Any],
 ) -> tuple[InferConfig, list[str]]:
     """The settings with the box to which a recipe crops, where the user names no place.
 
@@ -264,15 +268,19 @@ def cropped(
         recipe: The recipe of the network; None if it has none.
         source: The input.
         volumes: The volumes of the job.
+        begun: The run.json of the run that the job goes on with, which has the box; empty if there
+            is none.
 
     Returns:
-        The settings, and a sentence if there is such a box.
+        The settings, and a sentence if such a box was found.
 
     Raises:
         UsageError: The boxes of several volumes differ.
     """
     if recipe is None or not recipe.crops or config.box is not None or config.mask is not None:
         return config, []
+    if settings := begun.get("settings"):
+        return config.model_copy(update={"box": settings["box"] and tuple(settings["box"])}), []
     boxes = {nonzero_box(source, volume) for volume in volumes}
     if len(boxes) > 1:
         raise UsageError(

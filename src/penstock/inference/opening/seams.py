@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
 
 from ...base import InferConfig, UsageError, cache_folder, trim_heap, write_json
 from ...models import REGISTRY, Model, Reach, find_reach
-from ..run_folder.reader import run_of
 from ..tiling.exact import chunk_and_halo, is_exact, least_overlap
 from . import identity
 
@@ -27,6 +28,9 @@ _EDITION = 2
 _READ = TypeAdapter(Reach).validate_json
 _HERE: dict[str, Reach] = {}
 """Everything that this process knows, by key."""
+_NO_CACHE = (OSError, ValueError, UsageError, RuntimeError)
+"""A cache that is not there, or cannot be read or written, is no harm. The last is that of a user
+who has no home."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,18 @@ class Tiled:
     measured: bool = False
     """True if the difference at seams is to be measured: nobody named an overlap that is not exact
     where another one is."""
+    step: tuple[int, ...] = ()
+    """The number of which the network wants sides of patches to be multiples, for each axis; empty
+    if that is not known."""
 
 
-def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: bool) -> Tiled:
+def tiled(
+    config: InferConfig,
+    model: Model,
+    extent: tuple[int, ...],
+    has_z: bool,
+    begun: Mapping[str, Any],
+) -> Tiled:
     """Decide patch and overlap.
 
     Args:
@@ -54,27 +67,28 @@ def tiled(config: InferConfig, model: Model, extent: tuple[int, ...], has_z: boo
         model: The model, without what is done to its input and output.
         extent: Shape of the volume, z y x.
         has_z: Whether the input has an axis z.
+        begun: The run.json of the run that the job goes on with; empty if there is none.
 
     Returns:
         The settings with both, and what is known of the seams.
     """
     chosen = config.sides is None
-    if config.resumes and (run := run_of(config)):
-        before = {"patch": FIXED_PATCH, "overlap": FIXED_OVERLAP, **run.get("settings", {})}
-        config = _with(config, tuple(before["patch"]), tuple(before["overlap"]))
-        return Tiled(config, (run.get("plan") or {}).get("seams", ""), chosen)
+    if begun:
+        line = begun.get("plan", {}).get("seams", "")
+        return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line, chosen)
     axes = len(config.sides or ()) if len(config.sides or ()) > 1 else 0
     axes = axes or model.spatial_axes or (3 if has_z else 2)
     if config.seam_mode == "blend":
         return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), "blended, so not exact", chosen)
     named = config.sides is not None and config.overlap is not None
-    reach = known_reach(model, axes) if named else reach_of(model, axes)
-    if reach is None or not reach.exact:
-        config = _with(config, FIXED_PATCH, FIXED_OVERLAP)
-        return Tiled(
-            config, "" if reach is None else reach.line(), chosen, measured=reach is not None
-        )
-    return _exactly(config, reach, extent[3 - axes :], chosen)
+    reach = _shipped(model, axes) if named else reach_of(model, axes)
+    if reach is None:
+        return Tiled(config, "", chosen)
+    if reach.exact:
+        cut = _exactly(config, reach, extent[3 - axes :], chosen)
+    else:
+        cut = Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), reach.line(), chosen, measured=True)
+    return replace(cut, step=reach.step)
 
 
 def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen: bool) -> Tiled:
@@ -115,19 +129,6 @@ def _each(values: tuple[int, ...], axes: int) -> tuple[int, ...]:
     return values * axes if len(values) == 1 else tuple(values)
 
 
-def known_reach(model: Model, axes: int) -> Reach | None:
-    """How far a network sees, if that is known already.
-
-    Args:
-        model: The model.
-        axes: The number of axes that it is given.
-
-    Returns:
-        What its entry in the registry, this process or the user's cache says, else None.
-    """
-    return _shipped(model, axes) or _kept(_key(model, axes))
-
-
 def reach_of(model: Model, axes: int) -> Reach:
     """How far a network sees: known already, or found now and kept.
 
@@ -141,33 +142,24 @@ def reach_of(model: Model, axes: int) -> Reach:
     if shipped := _shipped(model, axes):
         return shipped
     key = _key(model, axes)
-    if (reach := _kept(key)) is not None:
-        return reach
-    reach = _HERE[key] = find_reach(model, axes)
-    trim_heap()  # the plan does not count what windows took
-    if (file := _file(key)) is not None:
-        with contextlib.suppress(OSError, UsageError):  # a cache that cannot be written is no harm
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, asdict(reach))
-    return reach
+    if key not in _HERE:
+        with contextlib.suppress(*_NO_CACHE):
+            _HERE[key] = _READ(_file(key).read_bytes())
+    if key not in _HERE:
+        _HERE[key] = find_reach(model, axes)
+        trim_heap()  # the plan does not count what windows took
+        with contextlib.suppress(*_NO_CACHE):
+            _file(key).parent.mkdir(parents=True, exist_ok=True)
+            write_json(_file(key), asdict(_HERE[key]))
+    return _HERE[key]
 
 
 def _shipped(model: Model, axes: int) -> Reach | None:
     entry = REGISTRY.get(model.reference)
-    if entry is None or entry.reach is None:
-        return None
-    reach = entry.reach
-    if reach.exact and len(reach.period) != axes:  # it has no weights, and sees a voxel
-        return None
+    reach = entry.reach if entry is not None else None
+    if reach is not None and reach.exact and len(reach.period) != axes:
+        return None  # it has no weights, and sees a voxel
     return reach
-
-
-def _kept(key: str) -> Reach | None:
-    """What this process or the user's cache has under a key."""
-    if key not in _HERE and (file := _file(key)) is not None:
-        with contextlib.suppress(OSError, ValueError):
-            _HERE[key] = _READ(file.read_bytes())
-    return _HERE.get(key)
 
 
 def _key(model: Model, axes: int) -> str:
@@ -181,9 +173,5 @@ def _key(model: Model, axes: int) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def _file(key: str) -> Path | None:
-    """The file in the user's cache; None where there is no such folder."""
-    try:
-        return cache_folder() / "reach" / f"{key}.json"
-    except RuntimeError:  # the user has no home
-        return None
+def _file(key: str) -> Path:
+    return cache_folder() / "reach" / f"{key}.json"

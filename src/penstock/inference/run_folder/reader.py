@@ -207,17 +207,30 @@ def _check_made_by(written: Written, content: Mapping[str, Any], folder: Folder)
     return None
 
 
-def threads_of(config: InferConfig) -> int | None:
-    """The number of torch's threads in a forward: what ``--threads`` says, else that of the run
-    which is resumed, as another number may change the last bits. None for torch's own choice."""
-    if config.threads is not None or not config.resumes:
-        return config.threads
-    threads: int | None = run_of(config).get("maker", {}).get("threads")
-    return threads
+def as_begun(config: InferConfig) -> tuple[InferConfig, Mapping[str, Any]]:
+    """The settings as the run has them that a job goes on with, where they are open: patch, overlap
+    and batch, which a machine may choose, and threads, of which another number may change the last
+    bits.
+
+    Args:
+        config: The settings.
+
+    Returns:
+        The settings, and the run's run.json, empty if there is none.
+    """
+    run = _run_of(config) if config.resumes else {}
+    settings, update = run.get("settings", {}), dict[str, Any]()
+    for name in ("patch", "overlap"):
+        if getattr(config, name) in (None, "auto") and settings.get(name):
+            update[name] = tuple(settings[name])
+    if config.batch == "auto" and settings:
+        update["batch"] = settings.get("batch")
+    if config.threads is None:
+        update["threads"] = run.get("maker", {}).get("threads")
+    return config.model_copy(update=update), run
 
 
-def run_of(config: InferConfig) -> Mapping[str, Any]:
-    """The run.json of the run that a job goes on with; empty if there is none."""
+def _run_of(config: InferConfig) -> Mapping[str, Any]:
     try:
         place = config.run_dir or default_run_dir(open_written(config.out_spec[0], "--out-spec"))
         return {} if place is None else read_run(place)
