@@ -89,7 +89,6 @@ def test_a_block_that_was_never_written_is_never_success(
     [
         ({"overlap": 8}, "--overlap 8 must be less than --patch 8"),
         ({"trim_voxels": 2}, "--trim-voxels 2 needs an --overlap of at least 4, not 2"),
-        ({"block": 4}, "--block 4 is smaller than --patch 8"),
         ({"t": 1}, "--t 1 is out of range: the input has 0 to 0"),
         ({"c": "0:3"}, "--c 1 is out of range"),
         ({"out_spec": np.zeros((24, 24, 23), "uint16")}, "has 23 along x but this job writes 24"),

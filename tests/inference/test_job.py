@@ -25,7 +25,7 @@ from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
 from penstock.inference.opening import job as opening_job
 from penstock.inference.opening import net, outputs
-from penstock.inference.opening.net import forward_peak, with_peak
+from penstock.inference.opening.net import with_peak_on
 from penstock.inference.run_folder.journal import Journal
 from penstock.instruments import environment
 from penstock.instruments.spans import Probe
@@ -355,10 +355,9 @@ class Works(nn.Module):
 def test_what_a_library_takes_is_counted_with_the_tensors() -> None:
     net, allocator = opened(None, model_type=Works()).net, Allocator()
     by_shapes = net.footprint.peak_bytes
-    measured = forward_peak(net, CPU, allocator)
+    measured = with_peak_on(net, CPU, allocator).footprint.peak_bytes
     assert by_shapes is not None and measured is not None and allocator.emptied
-    assert WORKSPACE < measured < WORKSPACE + by_shapes + 1000
-    assert with_peak(net, measured).footprint.peak_bytes == measured > by_shapes
+    assert max(WORKSPACE, by_shapes) < measured < WORKSPACE + by_shapes + 1000
 
 
 def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
@@ -366,5 +365,4 @@ def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
         opened(None, model_type=Works(room=False), head_kind="intensity").net,
         Allocator(),
     )
-    assert forward_peak(net, CPU, allocator) is None and allocator.emptied
-    assert with_peak(net, None).footprint == net.footprint
+    assert with_peak_on(net, CPU, allocator) == net and allocator.emptied

@@ -31,6 +31,7 @@ from penstock.inference.stages.pipeline import MemoryCeiling
 from penstock.inference.stages.reading import BrickReader, wanted_bricks
 from penstock.inference.stages.run import Run
 from penstock.inference.tiling.geometry import Geometry, patch_shape
+from penstock.inference.tiling.parts import Parts
 from penstock.inference.tiling.stitch import Assembly
 from penstock.inference.tiling.traffic import largest_brick, open_peak
 
@@ -162,7 +163,7 @@ def test_blocks_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
     assembly = Assembly(
         geometry, lambda head, shape: np.zeros((1, *shape), np.int8), [geometry.seam == "blend"]
     )
-    for brick in geometry.bricks():
+    for brick in Parts(geometry, 1).bricks():
         before = set(assembly.open)
         blocks = list(assembly.add(brick, [np.zeros((1, *brick.support.shape), np.int8)]))
         opened = {(u.volume, u.index): u for u in blocks} | assembly.open

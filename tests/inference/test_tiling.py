@@ -28,7 +28,6 @@ from penstock.inference.tiling.traffic import (
 from penstock.models.recipe import Sliding
 
 from ..geometries import STEPS, geometries, inner_boxes
-from ..laws import COSTLY
 from .kit import SEED, config, facts
 
 LEVELS: tuple[CacheLevel, ...] = ("layer", "row", "none")
@@ -60,7 +59,7 @@ def long_geometries(draw: st.DrawFn) -> Geometry:
 @given(long_geometries())
 def test_the_largest_brick_is_as_long_as_the_longest_on_every_axis(geometry: Geometry) -> None:
     lengths: dict[str, list[tuple[int, ...]]] = {"read": [], "support": [], "hull": []}
-    for brick in geometry.bricks():
+    for brick in Parts(geometry, 1).bricks():
         lengths["read"].append(brick.read.shape)
         lengths["support"].append(brick.support.shape)
         hull = brick.read.hull(read_range(brick.read, geometry.domain))
@@ -188,7 +187,7 @@ def test_assembly_gives_every_block_once_and_whole(geometry: Geometry, channels:
         lambda head, shape: np.zeros((channels, *shape), np.float32),
         [geometry.seam == "blend", False],
     )
-    for brick in geometry.bricks():
+    for brick in Parts(geometry, 1).bricks():
         piece = data[(slice(None), *brick.support.within(geometry.domain))]
         core = data[(slice(None), *brick.core.within(geometry.domain))]
         if geometry.seam == "blend":
@@ -243,16 +242,8 @@ def test_every_block_is_in_one_part(parts: Parts) -> None:
     assert writers == Counter((volume, block) for volume in volumes for block in blocks)
 
 
-@COSTLY
 @given(cut())
-def test_the_bricks_of_all_parts_are_those_of_the_job(parts: Parts) -> None:
-    volumes = range(parts.num_volumes)
-    whole = [
-        (b.volume, b.part, b.patches)
-        for volume in volumes
-        for b in parts.geometry.bricks(volume_number=volume)
-    ]
-    assert [(b.volume, b.part, b.patches) for b in parts.bricks(range(len(parts)))] == whole
+def test_all_parts_are_as_large_as_the_job(parts: Parts) -> None:
     extent = parts.extent(range(len(parts)))
     assert extent.patches == parts.geometry.count_patches() * parts.num_volumes
     assert extent.voxels == parts.geometry.domain.size * parts.num_volumes

@@ -22,6 +22,7 @@ from penstock.data.box import Box
 from penstock.data.resampling import Resampling
 from penstock.data.stores.open import open_sink, open_source
 from penstock.inference.tiling.geometry import Geometry
+from penstock.inference.tiling.parts import Parts
 from penstock.inference.tiling.stitch import Assembly
 from penstock.inference.tiling.traffic import open_peak
 from penstock.models.load import load_model
@@ -134,7 +135,7 @@ def test_bricks_make_blocks_of_another_grid(
         assembly = Assembly(
             geometry, lambda head, sides: np.zeros((1, *sides), (float, int)[head]), [True, False]
         )
-        for brick in geometry.bricks([number]):
+        for brick in Parts(geometry, 1).bricks([number]):
             support = np.zeros((1, *brick.support.shape))
             core = brick.core.within(brick.support)
             support[(slice(None), *core)] = array[brick.core.within(domain)]

@@ -160,39 +160,36 @@ class Job:
 
     def _open_input(self, model: Model) -> tuple[Source, list[str]]:
         """The input as the network sees it, and notes on its voxel size."""
-        config = self.config
-        self.input = source = open_input(config)
-        self.way, notes = network_grid(config, source, model.recipe)
+        self.input = open_input(self.config)
+        self.way, notes = network_grid(self.config, self.input, model.recipe)
         self.back = None
-        if self.way is not None:
-            source = ResampledSource(source, self.way)
-            if config.output_voxel_size == "input":
-                self.back = self.way.back(min(config.resample_order, 1))
-        return source, notes
+        if self.way is None:
+            return self.input, notes
+        if self.config.output_voxel_size == "input":
+            self.back = self.way.back(min(self.config.resample_order, 1))
+        return ResampledSource(self.input, self.way), notes
 
     def _patch(self, source: Source, model: Model) -> PatchShape:
         """Patch and overlap, which the settings have from here on."""
         has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
         self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z, self.begun)
         self.config = self.tiled.config
-        shape = patch_shape(self.config, has_z, model.spatial_axes)
-        return replace(shape, chosen=self.tiled.chosen)
+        return patch_shape(self.config, has_z, model.spatial_axes)
 
     def _load_model(self) -> Model:
         """The model; also finds its devices."""
         config = self.config
         self.devices = find_devices(config.devices)
-        model = load_model(
+        self.bare = model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
-        self.bare = model
         self.config, self.as_trained = with_defaults(config, model.recipe)
-        config = self.config
         # What the user says of the heads wins over what their training recorded.
         if config.head_kind is None:
             model, notes = as_trained(model, rescaled=config.denormalize)
             self.as_trained += notes
-        self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
+        reduce = self.config.reduce
+        self.reduction = None if reduce is None else Reduction.parse(reduce)
         return model
 
     @property

@@ -150,17 +150,12 @@ def with_workspaces(net: Net, config: InferConfig, devices: Sequence[torch.devic
         return net
     with cuda_flags_kept():
         set_cuda_flags(config.tf32)
-        return with_peak(net, forward_peak(net, gpus[0], torch.cuda))
+        return with_peak_on(net, gpus[0], torch.cuda)
 
 
-def with_peak(net: Net, peak: int | None) -> Net:
-    """The net with the larger of two peaks: that of its tensors, and one that was measured."""
-    peaks = [count for count in (net.footprint.peak_bytes, peak) if count is not None]
-    return replace(net, footprint=replace(net.footprint, peak_bytes=max(peaks, default=None)))
-
-
-def forward_peak(net: Net, device: torch.device, allocator: Any) -> int | None:
-    """The most bytes that one forward of zeros takes on a device.
+def with_peak_on(net: Net, device: torch.device, allocator: Any) -> Net:
+    """The net with the most bytes that one forward of zeros takes on a device, if that is more than
+    its tensors take.
 
     Input and output are included, and the weights that autocast keeps in half precision.
 
@@ -170,8 +165,8 @@ def forward_peak(net: Net, device: torch.device, allocator: Any) -> int | None:
         allocator: The functions that count its memory: `torch.cuda`, or one with the same names.
 
     Returns:
-        Bytes. None if the net fails on zeros, or the device has no memory for it: the run, which
-        meets the same on its input, says so.
+        The net. It is as it was if it fails on zeros, or the device has no memory for it: the run,
+        which meets the same on its input, says so.
     """
     module = None
     try:
@@ -180,9 +175,11 @@ def forward_peak(net: Net, device: torch.device, allocator: Any) -> int | None:
         before = allocator.memory_allocated(device)
         net.forward_zeros(module, device)
         allocator.synchronize(device)
-        return int(allocator.max_memory_allocated(device)) - int(before)
+        peak = int(allocator.max_memory_allocated(device)) - int(before)
     except Exception:  # of a user's net
-        return None
+        return net
     finally:
         del module  # its memory is free before the plan asks how much is
         allocator.empty_cache()
+    peak = max(peak, net.footprint.peak_bytes or 0)
+    return replace(net, footprint=replace(net.footprint, peak_bytes=peak))

@@ -269,28 +269,19 @@ def check_own_files(
     """
     if isinstance(config.run_dir, Path):
         check_folder(config.run_dir, "--run-dir")
-    arrays = [("input", source.address), *(("output", sink.address) for sink in sinks)]
-    if isinstance(run_dir, str):
-        _check_apart(RemoteFolder(run_dir), arrays)
-    here = run_dir if isinstance(run_dir, Path) else None
     named = [("--trace", config.trace), ("--metrics-json", config.metrics_json)]
     if run_dir is None and config.metrics_json is not None:
         named.append(("the rows of --metrics-json", config.metrics_json.with_suffix(".jsonl")))
-    ours = [("--run-dir", here), *named]
-    for (flag, path), (what, address) in itertools.product(ours, arrays):
-        if path is not None and f"{path.resolve()}/".startswith(f"{address}/"):
-            raise UsageError(f"{flag} {path} lies inside the {what}")
-    kept = {here.resolve() / name for name in RUN_FILES} if here else set()
+    arrays = [("input", source.address), *(("output", sink.address) for sink in sinks)]
+    for flag, place in (("--run-dir", run_dir), *named):
+        here = RemoteFolder(place).address if isinstance(place, str) else place and place.resolve()
+        for what, address in arrays:
+            if here is not None and f"{here}/".startswith(f"{address}/"):
+                raise UsageError(f"{flag} {place} lies inside the {what}")
+    kept = {run_dir.resolve() / name for name in RUN_FILES} if isinstance(run_dir, Path) else set()
     for flag, path in named:
         if path is not None and path.resolve() in kept:
             raise UsageError(f"{flag} {path} is a file of the run folder; give another name")
     given = [config.in_spec, config.weights, *config.out_spec, *model_files(config.model_type)]
     read = [Path(each) for each in given if isinstance(each, str | Path)]
     check_outputs(*named, replace=config.overwrite, inputs=read)
-
-
-def _check_apart(folder: RemoteFolder, arrays: Sequence[tuple[str, str]]) -> None:
-    """Refuse a run folder in a bucket that lies inside the input or an output."""
-    for what, address in arrays:
-        if f"{folder.address}/".startswith(f"{address}/"):
-            raise UsageError(f"--run-dir {folder} lies inside the {what}")

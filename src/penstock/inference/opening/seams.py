@@ -41,8 +41,6 @@ class Tiled:
     """The settings, with patch and overlap."""
     line: str
     """The seams in words: exact or not; empty if nothing is known."""
-    chosen: bool
-    """True for a patch that nobody named."""
     exact: bool = False
     """True if no voxel of a core sees a cut."""
     measured: bool = False
@@ -72,26 +70,25 @@ def tiled(
     Returns:
         The settings with both, and what is known of the seams.
     """
-    chosen = config.sides is None
     if begun:
         line = begun.get("plan", {}).get("seams", "")
-        return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line, chosen)
+        return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line)
     axes = len(config.sides or ()) if len(config.sides or ()) > 1 else 0
     axes = axes or model.spatial_axes or (3 if has_z else 2)
     if config.seam_mode == "blend":
-        return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), "blended, so not exact", chosen)
+        return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), "blended, so not exact")
     named = config.sides is not None and config.overlap is not None
     reach = _shipped(model, axes) if named else reach_of(model, axes)
     if reach is None:
-        return Tiled(config, "", chosen)
+        return Tiled(config, "")
     if reach.exact:
-        cut = _exactly(config, reach, extent[3 - axes :], chosen)
+        cut = _exactly(config, reach, extent[3 - axes :])
     else:
-        cut = Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), reach.line(), chosen, measured=True)
+        cut = Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), reach.line(), measured=True)
     return replace(cut, step=reach.step)
 
 
-def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen: bool) -> Tiled:
+def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...]) -> Tiled:
     """Patch and overlap for a network that has an exact tiling, as far as they are open."""
     axes = len(extent)
     least = least_overlap(reach, max(config.trim_voxels or 0, *(config.halo or (0,))))
@@ -103,7 +100,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen:
         patch = chunk_and_halo(extent, _each(overlap, axes), reach.step)
         if patch is None:
             line = f"not exact: it needs an --overlap of {wanted}, and far larger patches"
-            return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line, chosen, measured=True)
+            return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line, measured=True)
         if config.tta == "rotations":
             patch = (*patch[:-2], max(patch[-2:]), max(patch[-2:]))
         config = config.model_copy(update={"patch": patch})
@@ -111,11 +108,11 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...], chosen:
     if config.overlap is None and not is_exact(reach, patch, least):
         step = " ".join(map(str, reach.step))
         line = f"not exact: --overlap {wanted} and a --patch of multiples of {step} is"
-        return Tiled(_with(config, patch, FIXED_OVERLAP), line, chosen, measured=True)
+        return Tiled(_with(config, patch, FIXED_OVERLAP), line, measured=True)
     config = _with(config, patch, least)
     if is_exact(reach, patch, _each(overlap, axes)):
-        return Tiled(config, f"exact ({reach.line()})", chosen, exact=True)
-    return Tiled(config, f"not exact: --overlap {wanted} is", chosen)
+        return Tiled(config, f"exact ({reach.line()})", exact=True)
+    return Tiled(config, f"not exact: --overlap {wanted} is")
 
 
 def _with(config: InferConfig, patch: tuple[int, ...], overlap: tuple[int, ...]) -> InferConfig:

@@ -181,18 +181,17 @@ class Geometry:
         """
         return Grid(self.patches_for(part), self.patches_per_brick)
 
-    def bricks(
-        self, part_numbers: Iterable[int] | None = None, volume_number: int = 0
-    ) -> Iterator[Brick]:
-        """The bricks of some parts of a volume in visiting order, of all by default. They are
-        numbered from 0."""
-        number = 0
-        for part in range(len(self.parts)) if part_numbers is None else part_numbers:
-            for patches in self.bricks_of(self.parts[part]):
-                core, support = self.core_of(patches), self.support_of(patches)
-                read = self.read_of(patches)
-                yield Brick(number, volume_number, part, patches, core, support, read)
-                number += 1
+    def brick(
+        self,
+        number: int,
+        volume: int,
+        part: int,
+        patches: Box,
+        needed: frozenset[tuple[int, ...]] | None = None,
+    ) -> Brick:
+        """The brick of these patches, of which those that are ``needed`` are computed."""
+        boxes = self.core_of(patches), self.support_of(patches), self.read_of(patches)
+        return Brick(number, volume, part, patches, *boxes, needed)
 
     def count_bricks(self) -> int:
         return math.prod(
@@ -243,14 +242,8 @@ def narrowed(geometry: Geometry, brick: Brick, blocks: Iterable[Sequence[int]]) 
     if brick.patches in boxes:
         return brick
     patches = frozenset(index for box in boxes for index in indices(box))
-    return replace(
-        brick,
-        patches=hull,
-        core=geometry.core_of(hull),
-        support=geometry.support_of(hull),
-        read=geometry.read_of(hull),
-        needed=None if len(patches) == hull.size else patches,
-    )
+    needed = None if len(patches) == hull.size else patches
+    return geometry.brick(brick.number, brick.volume, brick.part, hull, needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +253,6 @@ class PatchShape:
     patch: tuple[int, ...]
     overlap: tuple[int, ...]
     model_axes: Literal[2, 3]
-    chosen: bool = False
-    """True if neither the user nor the model named the patch."""
 
     @property
     def seen(self) -> tuple[int, ...]:
