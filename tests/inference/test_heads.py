@@ -339,7 +339,7 @@ def test_a_plan_holds_sums_only_of_what_is_blended() -> None:
     assert Job(labels).geometry.seam == "trim"
     kinds = {"soft": "scores"}
     mixed = build(InferConfig, knobs, {"model_type": Mixed(), "out_spec": outs, "head_kind": kinds})
-    assert Job(mixed).plan.facts.sum_itemsizes == (4, 0, 4)
+    assert Job(mixed).plan.facts.brick_voxel_bytes == (4, 8, 12)
 
 
 class Turns(nn.Module):

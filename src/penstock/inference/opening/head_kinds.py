@@ -19,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...base import HEAD_KINDS, InferConfig, Undecided, UsageError
+from ...base import HEAD_KINDS, HeadKind, InferConfig, Undecided, UsageError
 from ...data import Box, Source, normalised, reflect
 from ...models import error_in_user_code
+from ..planning.memory import resident_bytes
 from .as_its_makers import ValuesPlan
-from .heads import HeadFacts, said_kinds
+from .heads import HeadFacts, Origin, said_kinds
 from .net import Net
 from .selection import Volume
 
@@ -45,34 +46,41 @@ class Seen:
     """The same patch normalised and clipped: the input of the net."""
 
 
-def head_kinds(
+def with_kinds(
     config: InferConfig, heads: Sequence[HeadFacts], net: Net, candidates: Iterator[Seen]
-) -> list[HeadFacts]:
-    """The heads, each with its kind and who says so.
+) -> tuple[list[HeadFacts], int]:
+    """The heads, each with its kind and who says so, and the bytes that the test of the heads left
+    in the heap. Later forwards use these bytes again, and the plan counts the forwards.
 
     ``candidates`` are patches of the input. They are read only if a kind is neither given by the
     user nor known.
     Raises `UsageError` for a head that looks like probabilities.
     """
-    told, unknown = [], []
+    kinds, unknown = list[tuple[HeadKind, Origin]](), list[str]()
     for head, said in zip(heads, said_kinds(config.head_kind, heads), strict=True):
-        known = head.recipe.kind if head.recipe is not None else net.model.kind
-        if said is not None:
-            told.append(replace(head, kind=said, origin="said"))
-        elif known is not None:
-            told.append(replace(head, kind=known, origin="known"))
+        trained = head.recipe.kind if head.recipe is not None else net.model.kind
+        if config.reduce is not None:
+            kinds.append(("scores" if head.name.endswith(".scores") else "labels", "said"))
+        elif said is not None:
+            kinds.append((said, "said"))
+        elif trained is not None:
+            kinds.append((trained, "known"))
         elif "float" not in head.returned:
-            told.append(replace(head, kind="labels", origin="assumed"))
+            kinds.append(("labels", "assumed"))
         else:
-            told.append(replace(head, kind=config.floats_are, origin="assumed"))
+            kinds.append((config.floats_are, "assumed"))
             unknown.append(head.name)
+    left = 0
     if unknown and config.floats_are == "intensity":
+        before = resident_bytes()
         seen = _varied(candidates)
         outputs = _returned(net, seen)
         for name in unknown:
             answers = _answers(config, name if len(heads) > 1 else "")
             _refuse_probabilities(name, outputs[name].numpy(), seen, net.model.name, answers)
-    return told
+        left = max(0, resident_bytes() - before)
+    pairs = zip(heads, kinds, strict=True)
+    return [replace(head, kind=kind, origin=origin) for head, (kind, origin) in pairs], left
 
 
 def seen_patches(

@@ -8,7 +8,7 @@
                 integers of the net, never converted to floats
 
 An existing output, or ``--out-dtype``, sets another dtype. The kind of a head comes from the user,
-from the registry of models, or from a test on a patch of the input (`head_kinds`).
+from the registry of models, or from a test on a patch of the input (`with_kinds`).
 """
 
 from __future__ import annotations

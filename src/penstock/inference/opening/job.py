@@ -43,7 +43,7 @@ from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
 from .as_its_makers import check_channels, normalised_as, sliding_of, with_defaults
 from .fitted import fitted
-from .head_kinds import Seen, head_kinds, seen_patches
+from .head_kinds import seen_patches, with_kinds
 from .heads import HeadFacts, facts_of_heads, is_wide, plan_heads
 from .net import fit_net, with_workspaces
 from .outputs import check_own_files, open_outputs, sizes_of_heads
@@ -126,7 +126,10 @@ class Job:
         config = self.config
         if config.missing == "error":
             check_knows_chunks(source)
-        self.head_facts, judging_bytes = _with_kinds(self, source, heads)
+        seen = seen_patches(
+            self.values, source, self.volumes[0], self.net.shape.patch, self.net.clip
+        )
+        self.head_facts, judging_bytes = with_kinds(config, heads, self.net, seen)
         self.outputs = open_outputs(
             config, frame, self.selected, model.in_channels, self.head_facts
         )
@@ -271,29 +274,6 @@ def _aligned(job: Job, shape: PatchShape, heads: Sequence[HeadFacts]) -> PatchSh
     return fits
 
 
-def _with_kinds(
-    job: Job, source: Source, heads: Sequence[HeadFacts]
-) -> tuple[list[HeadFacts], int]:
-    """The heads with their kinds, and the bytes that the test of the heads left in the heap. Later
-    forwards use these bytes again, and the plan counts the forwards."""
-    if job.reduction is not None:
-        return [
-            replace(
-                head, kind="scores" if head.name.endswith(".scores") else "labels", origin="said"
-            )
-            for head in heads
-        ], 0
-    before: list[int] = []
-
-    def candidates() -> Iterator[Seen]:
-        before.append(resident_bytes())
-        net = job.net
-        yield from seen_patches(job.values, source, job.volumes[0], net.shape.patch, net.clip)
-
-    told = head_kinds(job.config, heads, job.net, candidates())
-    return told, max(0, resident_bytes() - before[0]) if before else 0
-
-
 def _gather_facts(
     job: Job, source: Source, shape: PatchShape, judging_bytes: int, notes: Iterable[str]
 ) -> Facts:
@@ -318,13 +298,14 @@ def _gather_facts(
         stored_share=_bytes_of(job.input) / _bytes_of(source),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
-        source_is_float=source.dtype.kind == "f",
-        source_cache=source.cache_bytes or None,
-        source_caches=source.with_cache(1).cache_bytes != 0,
+        flag_bytes=(source.dtype.kind == "f") + 3 * (job.sample is not None),
+        source_cache=source.cache_bytes or (None if source.with_cache(1).cache_bytes else 0),
         num_volumes=len(job.volumes),
         batch=net.batch,
         in_channels=net.model.in_channels,
-        **sizes_of_heads(job.outputs, heads, source.domain[2:], job.written[2:], shape),
+        **sizes_of_heads(
+            job.outputs, heads, source.domain[2:], job.written[2:], shape, job.sample is not None
+        ),
         write_grids=tuple(output.write_grid for output in job.outputs),
         anchor=job.outputs[0].anchor,
         weight_bytes=net.model.weight_bytes,
@@ -339,11 +320,13 @@ def _gather_facts(
             net.carrier.itemsize,
             *(8 if head.kind == "labels" else head.work.itemsize for head in heads),
         ),
-        heads=tuple(head.line() for head in heads),
-        sample=job.sample.line() if job.sample else "",
+        said=(
+            *([("sample", job.sample.line())] if job.sample else ()),
+            ("values", job.values.line),
+            *(("head", head.line()) for head in heads),
+        ),
         sample_bytes=job.sample.cache_bytes if job.sample else 0,
         seams=job.tiled.line,
-        values=job.values.line,
         arithmetic=identity.arithmetic_of(
             identity.maker([job.input, *job.sinks], devices, job.config.threads)
         ),

@@ -19,30 +19,22 @@ from ...data import SAME, Box, ScaledGrid, Sink, Source, on_grid, open_sink, ove
 from ...models import model_files
 from ..run_folder.bucket_folder import RemoteFolder
 from ..run_folder.names import RUN_FILES
+from ..run_folder.reader import Placed
 from ..tiling.geometry import PatchShape, per_axis
 from .heads import HeadFacts, HeadPlan, default_dtype, packing_of_scores
 from .selection import as_selected
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Output(Placed):
     """A sink, and the place of each volume in it."""
 
     sink: Sink
-    channels: int
-    """Number of channels of the head that it takes."""
-    offset: tuple[int, ...]
-    """Shift from the source's spatial coordinates to the sink's, z y x."""
-    grid: ScaledGrid
-    """The grid of its voxels."""
-    places: tuple[tuple[int, int], ...]
-    """The time point and the first channel of each volume, in the sink's coordinates."""
 
     @property
     def corner(self) -> tuple[int, ...]:
         """A corner of the sink's spatial chunk grid, in coordinates of its head."""
-        lines = zip(self.sink.grid_origin[2:], self.offset, strict=True)
-        return tuple(line - offset for line, offset in lines)
+        return self.corner_of(self.sink.grid_origin)
 
     @property
     def anchor(self) -> tuple[int, ...]:
@@ -54,11 +46,6 @@ class Output:
         """The least voxels of the source that are whole chunks and whole voxels of the sink."""
         pairs = zip(self.sink.write_grid[2:], self.grid.factors, strict=True)
         return tuple(math.lcm(n, f.numerator) // f.numerator * f.denominator for n, f in pairs)
-
-    def box(self, volume: int, block: Box) -> Box:
-        """A block of a volume in the sink, t c z y x."""
-        lead = Box.of(self.places[volume], (1, self.channels))
-        return lead + self.grid.box(block).shift(self.offset)
 
 
 def open_outputs(
@@ -130,7 +117,7 @@ def _output(
     )
     offset = zip(domain.start[2:], sink.domain.start[2:], strict=True)
     shift = tuple(there - here for here, there in offset)
-    output = Output(sink, written, shift, grid, tuple(places))
+    output = Output(written, shift, tuple(places), grid, sink)
     if grid.box(Box(output.anchor, output.anchor)).start != output.corner:
         raise UsageError(f"--out-spec {sink.name}: its chunks begin within voxels of the input")
     return output
@@ -142,18 +129,28 @@ def sizes_of_heads(
     seen: Box,
     written: Box,
     shape: PatchShape,
+    sampled: bool,
 ) -> dict[str, Any]:
     """The facts for a plan on the values that heads have for a voxel of ``seen``, what the network
-    sees, and outputs for ``written``, what blocks cut."""
+    sees, and outputs for ``written``, what blocks cut. ``sampled`` says that some is no sample."""
     stride = [p - o for p, o in zip(shape.patch, shape.overlap, strict=True)]
     shares = [head.grid.density(seen, stride) for head in heads]
-    each = list(zip(heads, shares, strict=True))
+    channels = [math.ceil(h.channels * share) for h, share in zip(heads, shares, strict=True)]
+    written_bytes = [
+        math.ceil(h.written * share) * h.dtype.itemsize
+        for h, share in zip(heads, shares, strict=True)
+    ]
+    each = list(zip(heads, channels, strict=True))
     sized = ((len(o.places) * o.box(0, written).size, o.sink.dtype.itemsize) for o in outputs)
     return {
-        "out_channels": tuple(math.ceil(head.channels * share) for head, share in each),
-        "written_channels": tuple(math.ceil(head.written * share) for head, share in each),
-        "out_itemsizes": tuple(head.dtype.itemsize for head in heads),
-        "sum_itemsizes": tuple(head.summed * head.work.itemsize for head in heads),
+        "out_channels": sum(channels),
+        "out_bytes": sum(written_bytes),
+        "brick_voxel_bytes": tuple(count * head.kept.itemsize for head, count in each),
+        "block_voxel_bytes": (
+            *(count * max(head.kept.itemsize, head.dtype.itemsize) for head, count in each),
+            int(sampled),
+        ),
+        "summed": any(head.summed for head in heads),
         "output_bytes": sum(count * itemsize for count, itemsize in sized),
     }
 

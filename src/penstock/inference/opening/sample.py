@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...base import InferConfig, UsageError
 from ...data import METERS, Box, Grid, ResampledSource, Source, open_source
 from ...models import Recipe
-from .selection import Volume, open_input
+from .selection import Volume, named_range, open_input
 
 _CACHE_BYTES = 32 * 2**20
 """Decoded bytes of a mask that are kept, as the bricks around a chunk share it."""
@@ -226,17 +226,17 @@ def _box(said: Sequence[str], source: Source) -> Box:
         raise UsageError(f"{words} has {len(ranges)} ranges; give one for each of z y x, as 0:64")
     bounds = []
     for name, text, low, high in zip("zyx", ranges, domain.start, domain.stop, strict=True):
-        first, colon, last = text.partition(":")
         try:
-            start, stop = (int(n) if n.strip() else end for n, end in ((first, low), (last, high)))
-        except ValueError:
-            colon = ""
-        if not colon:
-            raise UsageError(f"{words}: {text!r} is not a range such as 0:64 or :")
-        if not low <= start < stop <= high:
-            raise UsageError(f"{words}: {name} of the input goes from {low} to {high}, not {text}")
-        bounds.append((start, stop))
-    return Box(tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
+            named = named_range(text, low, high)
+        except (ValueError, TypeError):
+            named = range(0)
+        if named.step != 1 or not low <= named.start < named.stop <= high:
+            raise UsageError(
+                f"{words}: {name} of the input goes from {low} to {high}, and {text!r} is no range "
+                "of it, such as 0:64 or :"
+            )
+        bounds.append((named.start, named.stop))
+    return Box(*zip(*bounds, strict=True))
 
 
 def _in_words(box: Box) -> str:

@@ -205,7 +205,7 @@ def select(
             # A number that is no index may be a name, as wavelengths are.
             in_domain = item.isdigit() and start <= int(item) < stop
             named = item in names and not in_domain
-            chosen += [start + names.index(item)] if named else _named(item, start, stop)
+            chosen += [start + names.index(item)] if named else named_range(item, start, stop)
         except (ValueError, TypeError):
             there = f", nor one of {', '.join(names)}" if any(names) else ""
             raise UsageError(
@@ -221,12 +221,12 @@ def select(
     return tuple(chosen)
 
 
-def _named(item: str, start: int, stop: int) -> Sequence[int]:
-    if item == "all":
-        return range(start, stop)
+def named_range(item: str, start: int, stop: int) -> range:
+    """The coordinates that ``all``, ``3`` or ``0:5`` names within a domain, and one beyond it if
+    there are such. Raises `ValueError` or `TypeError` for another text."""
     if ":" not in item:
-        return [int(item)]
-    low, high, *step = (int(number) if number else None for number in item.split(":"))
+        return range(start, stop) if item == "all" else range(int(item), int(item) + 1)
+    low, high, *step = (int(number) if number.strip() else None for number in item.split(":"))
     low, high = start if low is None else low, stop if high is None else high
     named = range(low, high, *[number for number in step if number])
     # One index more than the input has is enough to raise the error.

@@ -111,7 +111,7 @@ def _geometry(
     block: tuple[int, ...],
 ) -> Geometry:
     """The geometry in which each block is a part."""
-    blended = config.seam_mode == "blend" and any(facts.sum_itemsizes)
+    blended = config.seam_mode == "blend" and facts.summed
     geometry = Geometry(
         domain=facts.domain,
         back=facts.back,

@@ -24,10 +24,8 @@ from .memory import (
     LEVEL_VOXEL_BYTES,
     Facts,
     HostMemory,
-    block_voxel_bytes,
     brick_budget,
     brick_bytes_of,
-    brick_voxel_bytes,
     bricks_bytes,
     cache_bytes,
     chunks_of_brick,
@@ -130,12 +128,12 @@ class Plan:
     @property
     def brick_buffer_bytes(self) -> int:
         """Bytes of a buffer that can hold one head of any brick."""
-        return largest_brick(self.geometry).support.size * max(brick_voxel_bytes(self.facts))
+        return largest_brick(self.geometry).support.size * max(self.facts.brick_voxel_bytes)
 
     @property
     def block_buffer_bytes(self) -> int:
         """Bytes of a buffer that can hold one head of any block, as sums or as it is written."""
-        return math.prod(self.geometry.block) * max(block_voxel_bytes(self.facts))
+        return math.prod(self.geometry.block) * max(self.facts.block_voxel_bytes)
 
     def refuse(self) -> None:
         """Raise `Refused` if the host or a device cannot hold the job."""
@@ -173,11 +171,7 @@ class Plan:
         yield "patch", f"{shape}; {patches}"
         if facts.seams:
             yield "seams", facts.seams
-        if facts.sample:
-            yield "sample", facts.sample
-        if facts.values:
-            yield "values", facts.values
-        yield from (("head", head) for head in facts.heads)
+        yield from facts.said
         if facts.arithmetic:
             yield "arithmetic", facts.arithmetic
         per_brick, block = in_words(geometry.patches_per_brick), in_words(geometry.block)
@@ -271,7 +265,9 @@ def _plans_of(
     config: InferConfig, facts: Facts, shape: PatchShape, geometry: Geometry, limit: int
 ) -> Iterator[Plan]:
     """The plans of a cut, one for each level of the cache."""
-    levels: tuple[CacheLevel, ...] = ("layer", "row", "none") if facts.source_caches else ("none",)
+    levels: tuple[CacheLevel, ...] = ("layer", "row", "none")
+    if facts.source_cache == 0:
+        levels = ("none",)
     plan = _count(config, facts, shape, geometry, limit)
     for level in levels:
         cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
@@ -304,8 +300,8 @@ def _count(
     gaps = int(HEAP_GAPS * (facts.forward_bytes or 0))
     block = min(math.prod(geometry.block), volume)
     waiting = min((config.writer_workers + 1) * block, volume * num_volumes)
-    writing = waiting * sum(block_voxel_bytes(facts))
-    if any(facts.sum_itemsizes):  # each writer converts sums to the dtype of the sink
+    writing = waiting * sum(facts.block_voxel_bytes)
+    if facts.summed:  # each writer converts sums to the dtype of the sink
         writing += config.writer_workers * block * facts.out_bytes
     at_once = min(facts.cores, config.prep_workers * chunks_of_brick(facts, largest))
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
@@ -326,7 +322,7 @@ def _count(
             base=facts.base_bytes,
             forward=computing + batch_bytes + gaps if facts.on_host else 0,
             bricks=bricks_bytes(facts, budget, largest) + unpacking,
-            assembly=open_peak(geometry) * sum(block_voxel_bytes(facts)) + back,
+            assembly=open_peak(geometry) * sum(facts.block_voxel_bytes) + back,
             writing=writing,
             cache=0,
             decoding=at_once * facts.chunk_bytes + facts.sample_bytes,

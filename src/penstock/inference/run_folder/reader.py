@@ -35,15 +35,15 @@ _FACTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """An output of the run, open for reading, and the place of each volume in it."""
+class Placed:
+    """The place of each volume in an output."""
 
-    written: Written
     channels: int
+    """Number of channels of the head that it takes."""
     offset: tuple[int, ...]
     """Shift from the source's spatial coordinates to the output's, z y x."""
     places: Sequence[Sequence[int]]
-    """The time point and the first channel of each volume."""
+    """The time point and the first channel of each volume, in the output's coordinates."""
     grid: ScaledGrid
     """The grid of its voxels."""
 
@@ -51,6 +51,18 @@ class Stored:
         """A block of a volume in the output, t c z y x."""
         lead = Box.of(self.places[volume], (1, self.channels))
         return lead + self.grid.box(block).shift(self.offset)
+
+    def corner_of(self, origin: Sequence[int]) -> tuple[int, ...]:
+        """The corner ``origin`` of the chunk grid, t c z y x, along z y x in the coordinates of
+        its head."""
+        return tuple(line - by for line, by in zip(origin[2:], self.offset, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Placed):
+    """An output of the run, open for reading."""
+
+    written: Written
 
 
 @dataclass(frozen=True)
@@ -82,8 +94,7 @@ class RunFolder:
     def blocks(self) -> Grid:
         """The blocks of each volume, in source coordinates."""
         first, (start, stop) = self.outputs[0], self.fingerprint["domain"]
-        lines = zip(first.written.source.grid_origin[2:], first.offset, strict=True)
-        anchor = tuple(line - offset for line, offset in lines)
+        anchor = first.corner_of(first.written.source.grid_origin)
         domain = Box(tuple(start[2:]), tuple(stop[2:]))
         return Grid(domain, tuple(self.fingerprint["block"]), anchor)
 
@@ -180,7 +191,7 @@ def _stored(
         shape = grid.box(Box(start, stop)).shape
         source = each.source
         shift = tuple(np.subtract(source.domain.start[2:], start).tolist())
-        stored = Stored(each, channels, shift, places, grid)
+        stored = Stored(channels, shift, places, grid, each)
         domain = Box(start, stop)
         inside = all(stored.box(volume, domain) in source.domain for volume in range(len(places)))
         if source.domain.shape[2:] != shape or source.dtype.name != dtype or not inside:
