@@ -7,7 +7,6 @@ never pass through a float. A numpy oracle cuts the volume anew.
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build, read_yaml
+from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
 from penstock.inference.opening.job import Job
 
@@ -114,12 +113,6 @@ def test_scores_are_floats_and_never_denormalised(tmp_path: Path) -> None:
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-def test_scores_become_integers_where_that_is_said() -> None:
-    net = Net(lambda x: 200 * torch.sigmoid(x))
-    out = run(noise(), net, np.zeros(SHAPE, "uint8"), head_kind="scores", patch=8, overlap=2)
-    assert out.min() >= 70 and out.max() <= 200
-
-
 def softmax(x: Tensor) -> Tensor:
     return torch.cat([x, -x, 0 * x], 1).softmax(1)
 
@@ -210,15 +203,6 @@ def test_a_kind_that_cannot_be_is_refused(said: Any, message: str) -> None:
         lines(Net(two), out_spec=OUTS, head_kind=said, normalize="none")
 
 
-def test_kinds_are_settings_like_any_other(tmp_path: Path) -> None:
-    settings = tmp_path / "settings.yaml"
-    settings.write_text("head-kind: {seg: labels}\nout-dtype: [float32, uint8]\n")
-    base = {"in_spec": "a", "out_spec": "b", "model_type": "identity"}
-    config = build(InferConfig, base, read_yaml(settings))
-    assert config.head_kind == ("seg=labels",)
-    assert config.out_dtype == ("float32", "uint8")
-
-
 def test_a_run_of_another_kind_is_another_run(tmp_path: Path) -> None:
     data, out, net = noise(), tmp_path / "out.zarr", Net(lambda x: (x > 2000).to(torch.int32))
     knobs: dict[str, Any] = {"model": net, "normalize": "none", "out_dtype": "int32", **CPU}
@@ -295,28 +279,6 @@ def test_mixed_heads_are_stitched_each_in_its_own_way(
     np.testing.assert_allclose(outs[0], image, rtol=1e-5)
     assert (outs[1] == seg.astype(np.int64)).all()
     np.testing.assert_allclose(outs[2], soft, rtol=1e-5, atol=1e-2)
-
-
-def test_mixed_heads_resume_to_the_same_bytes(tmp_path: Path) -> None:
-    data = noise((16, 16, 8))
-    knobs: dict[str, Any] = CPU | {"model": Mixed(), "block": 8, "chunks": 8, "normalize": "none",
-                                   "seam_mode": "blend",
-                                   "head_kind": {"soft": "scores"}}  # fmt: skip
-    whole = [tmp_path / f"whole{i}.zarr" for i in range(3)]
-    parts = [tmp_path / f"parts{i}.zarr" for i in range(3)]
-    penstock.run_inference(data, parts, **knobs)
-    for one, other in zip(whole, parts, strict=True):
-        shutil.copytree(other, one)
-    log = tmp_path / "parts0.zarr.penstock/done.log"
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
-    (log.parent / "summary.json").unlink()
-    summary = penstock.run_inference(data, parts, resume=True, **knobs)
-    assert (summary.blocks_skipped, summary.blocks_planned) == (2, 4)
-    for one, other in zip(whole, parts, strict=True):
-        files = [path.relative_to(one) for path in one.glob("0/c/**/*") if path.is_file()]
-        assert files
-        for file in files:
-            assert (one / file).read_bytes() == (other / file).read_bytes()
 
 
 def test_where_the_input_is_no_number_labels_are_0() -> None:
@@ -434,13 +396,6 @@ def test_a_small_range_far_from_zero_reaches_a_net_whole() -> None:
     nn.init.ones_(net.weight)
     out = run(data, net, patch=8, overlap=0, normalize="global")
     assert (out == data).all()
-
-
-def test_a_net_of_float32_is_said_to_see_less() -> None:
-    net = nn.Conv3d(1, 1, 1)
-    data = noise(dtype="uint32")
-    plan = penstock.plan_inference(data, data * 1, model=net, normalize="none", **CPU)
-    assert any("float32, which does not hold all digits of uint32" in t for _, t in plan.lines())
 
 
 @pytest.mark.parametrize(

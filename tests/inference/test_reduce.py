@@ -67,14 +67,6 @@ def test_scores_are_reduced_after_seams_are_joined(seam: str) -> None:
     np.testing.assert_array_equal(best, np.take_along_axis(right, order, 0))
 
 
-def test_an_argmax_of_patches_is_not_that_of_the_blend() -> None:
-    """The reason for the order: blended first, the labels at seams are others."""
-    one, other = np.zeros(SHAPE, "uint8"), np.zeros(SHAPE, "uint8")
-    reduced("blend", "argmax", one)
-    reduced("trim", "argmax", other)
-    assert 0 < (one != other).mean() < 0.5
-
-
 def test_a_new_output_of_labels_has_levels_by_mode(tmp_path: Path) -> None:
     reduced("blend", "argmax", str(tmp_path / "out.zarr"), levels=2)
     full, half = (penstock.open_source(str(tmp_path / "out.zarr"), level=level) for level in (0, 1))

@@ -15,7 +15,6 @@ from penstock.cli import main
 from penstock.inference.planning import cuts
 
 from ..later import imported_later
-from ..preloaded import forked_workers
 from .kit import Array, conv, values
 
 zarr = imported_later("zarr")
@@ -230,15 +229,6 @@ def test_elements_leave_out_the_same_and_agree_on_the_mask(
             assert infer("two.zarr", *words, step, share) == 0
     assert infer("two.zarr", *words, "--finish") == 0
     assert "Sample: 28 of 120 patches" in capsys.readouterr().out
-    np.testing.assert_array_equal(values("two.zarr"), values("one.zarr"))
-
-
-@pytest.mark.slow
-def test_workers_of_a_cluster_leave_out_the_same(here: None) -> None:
-    assert infer("one.zarr", "--mask", "mask.zarr", "--seam-mode", "blend") == 0
-    words = ("--mask", "mask.zarr", "--seam-mode", "blend", "--cluster", "local:2")
-    with forked_workers():
-        assert infer("two.zarr", *words) == 0
     np.testing.assert_array_equal(values("two.zarr"), values("one.zarr"))
 
 

@@ -222,18 +222,6 @@ def test_exact_is_said_of_patches_on_the_grid_alone() -> None:
     assert not is_exact(Reach("it sees far"), (64,) * 3, (16,) * 3)
 
 
-def test_a_patch_may_be_larger_than_a_block(tmp_path: Path) -> None:
-    volume = np.random.default_rng(0).random((20, 34, 40))
-    net = seeded(LOCAL["plain"][0])
-    whole = np.zeros_like(volume)
-    knobs: dict[str, Any] = {"head_kind": "intensity", "devices": "cpu", "model": net}
-    penstock.run_inference(volume, whole, **knobs)
-    out = tmp_path / "out.zarr"
-    penstock.run_inference(volume, out, block=16, chunks=16, **knobs)
-    source = penstock.open_source(out)
-    assert np.array_equal(source.read(source.domain)[0, 0], whole)
-
-
 def _trial(job: Job, **more: Any) -> SeamTrial:
     return SeamTrial(job.net, job.values, job.source, job.volumes[0], job.devices[0], **more)
 
@@ -320,13 +308,3 @@ def test_the_device_and_the_dtype_of_the_job_measure_about_the_same(
     one, other = _trial(job).error(200, 2**30), there.error(200, 2**30)
     assert one is not None and other is not None and one != other
     assert other.by_distance[0] == pytest.approx(one.by_distance[0], rel=0.2)
-
-
-def test_a_local_network_differs_nowhere() -> None:
-    volume = np.random.default_rng(0).random((60, 60, 60))
-    job = opened(
-        np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,),
-        model_type=seeded(lambda: nn.Sequential(conv(1, 2), conv(2, 1))), head_kind="intensity",
-    )  # fmt: skip
-    error = _trial(job).error(999, 2**30)
-    assert error is not None and max(error.by_distance) < 1e-6 and error.halving is None

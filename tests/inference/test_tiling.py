@@ -27,36 +27,13 @@ from penstock.inference.tiling.traffic import (
 )
 from penstock.models.recipe import Sliding
 
-from ..geometries import STEPS, geometries, inner_boxes
+from ..geometries import STEPS, geometries
 from .kit import SEED, config, facts
 
 LEVELS: tuple[CacheLevel, ...] = ("layer", "row", "none")
 
 
-@st.composite
-def long_geometries(draw: st.DrawFn) -> Geometry:
-    """One axis long enough for every kind of brick, with an overlap of up to 15 strides; the
-    others short. Origins and anchors lie anywhere, parts are one or many."""
-    long, seam = draw(st.integers(0, 2)), draw(st.sampled_from(["trim", "blend"]))
-    shape = tuple(draw(st.integers(1, 40 if axis == long else 5)) for axis in range(3))
-    patch = tuple(draw(st.integers(1, 16 if axis == long else 4)) for axis in range(3))
-    block = tuple(draw(st.integers(1, 9)) for _ in range(3))
-    domain = Box.of(tuple(draw(st.integers(-30, 30)) for _ in range(3)), shape)
-    return Geometry(
-        domain=domain,
-        patch=patch,
-        overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
-        seam=seam,
-        block=block,
-        anchor=tuple(draw(st.integers(-12, 12)) for _ in range(3)),
-        part=tuple(u * draw(st.integers(1, 5)) for u in block),
-        patches_per_brick=tuple(draw(st.integers(1, 4)) for _ in range(3)),
-        steps=draw(st.sampled_from(STEPS)) if seam == "blend" else "context",
-        inner=draw(st.none() | inner_boxes(domain)),
-    )
-
-
-@given(long_geometries())
+@given(geometries(long=True))
 def test_the_largest_brick_is_as_long_as_the_longest_on_every_axis(geometry: Geometry) -> None:
     lengths: dict[str, list[tuple[int, ...]]] = {"read": [], "support": [], "hull": []}
     for brick in Parts(geometry, 1).bricks():
@@ -99,7 +76,9 @@ def decoded(geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...])
 
 
 @given(
-    long_geometries(), st.tuples(*[st.integers(1, 9)] * 3), st.tuples(*[st.integers(-50, 50)] * 3)
+    geometries(long=True),
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.tuples(*[st.integers(-50, 50)] * 3),
 )
 def test_decoded_voxels_are_those_of_the_chunks_touched(
     geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...]
@@ -108,7 +87,7 @@ def test_decoded_voxels_are_those_of_the_chunks_touched(
     assert counted == decoded(geometry, chunk, origin)
 
 
-@given(long_geometries(), st.tuples(*[st.integers(1, 9)] * 3))
+@given(geometries(long=True), st.tuples(*[st.integers(1, 9)] * 3))
 def test_better_caches_hold_more_and_decode_less(
     geometry: Geometry, chunk: tuple[int, ...]
 ) -> None:
@@ -137,7 +116,7 @@ def most_open(geometry: Geometry) -> int:
     return peak
 
 
-@given(long_geometries())
+@given(geometries(long=True))
 def test_the_open_peak_is_that_of_the_worst_part(geometry: Geometry) -> None:
     assert open_peak(geometry) == most_open(geometry)
 
