@@ -97,7 +97,7 @@ def test_a_block_that_was_never_written_is_never_success(
         ({"model_type": "os:nonesuch"}, "could not be made"),
         ({"weights": "nowhere.pt"}, "--weights nowhere.pt"),
         ({"patch": (8, 8), "model_type": conv()}, "has 2 axes but the model is made of 3-D"),
-        ({"model_type": conv(3)}, "the model takes 3 at once"),
+        ({"model_type": conv(3)}, "takes 3 at once"),
         ({"model_type": nn.MaxPool3d(2, stride=1)}, "turns a patch of"),
         ({"batch": 0}, "--batch 0: input should be greater than or equal to 1"),
         ({"normalize": "maybe"}, "--normalize 'maybe'"),

@@ -126,7 +126,7 @@ def test_what_an_nnunet_wants_and_is_not_done_is_refused(
     assert "os.system" in refused(configuration={"architecture": said})
     both = {"normalization_schemes": ["NoNormalization"] * 2, "use_mask_for_norm": [False] * 2}
     nnunet(folder, [unet(0, 2)], channels={"0": "CT", "1": "PET"}, configuration=both)
-    with pytest.raises(UsageError, match=r"takes 2 \(CT, PET\); give"):
+    with pytest.raises(UsageError, match=r"takes 2 \(CT, PET\) at once; .* give"):
         infer(noise(1, 16, 16, 16), folder, np.zeros((1, 16, 16, 16), "uint8"))
     nnunet(folder, [unet(0)])
     state = {"network_weights": {}, "logging": Foreign()}

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ...base import InferConfig, UsageError, plural
+from ...base import InferConfig, UsageError
 from ...data import SAME, Normalisation
-from ...models import Model, Recipe, Sliding
+from ...models import Recipe, Sliding
 from .heads import HeadPlan
 
 
@@ -162,29 +162,3 @@ def _names(recipe: Recipe) -> tuple[str, ...]:
     """Names of the channels of a recipe that has a normalisation for each."""
     numbers = range(len(recipe.normalisation))
     return recipe.channels or tuple(f"channel {number}" for number in numbers)
-
-
-def check_channels(model: Model, count: int, values: ValuesPlan) -> None:
-    """Refuse a volume that has fewer channels than the network of a recipe takes.
-
-    Args:
-        model: The model.
-        count: Channels of the input that are chosen.
-        values: How they are normalised.
-
-    Raises:
-        UsageError: There are too few of them, or they go through the model one by one.
-    """
-    if len(values.each) not in (1, model.in_channels):
-        raise UsageError(
-            f"model {model.name} normalises {plural(len(values.each), 'channel')} in different "
-            f"ways and takes {model.in_channels}; leave out --in-channels, or give --normalize"
-        )
-    recipe = model.recipe
-    if recipe is None or count >= model.in_channels:
-        return
-    named = f" ({', '.join(recipe.channels)})" if recipe.channels else ""
-    raise UsageError(
-        f"--c names {plural(count, 'channel')} of the input and model {model.name} takes "
-        f"{model.in_channels}{named}; give an --in-spec that has them, or other --c"
-    )

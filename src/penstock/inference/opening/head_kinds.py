@@ -113,8 +113,7 @@ def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[N
         if box in before:
             continue
         before.add(box)
-        array = np.empty((len(volume.channels), *box.shape), source.dtype)
-        volume.read(source, box, array)
+        array = volume.array(source, box)
         within = (a - start for a, start in zip(axes, box.start, strict=True))
         yield array[np.ix_(np.arange(len(array)), *within)]
 

@@ -41,7 +41,7 @@ from ..run_folder.names import default_run_dir
 from ..run_folder.reader import as_begun
 from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
-from .as_its_makers import check_channels, normalised_as, sliding_of, with_defaults
+from .as_its_makers import normalised_as, sliding_of, with_defaults
 from .fitted import fitted
 from .head_kinds import seen_patches, with_kinds
 from .heads import HeadFacts, facts_of_heads, is_wide, plan_heads
@@ -108,8 +108,7 @@ class Job:
         channels, picked = channels_of(config, self.input, model.recipe)
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
-        check_channels(model, len(channels), self.values)
-        self.volumes = volumes_of(times, channels, model.in_channels)
+        self.volumes = volumes_of(times, channels, model, len(self.values.each))
         self.config, cut = cropped(config, model.recipe, self.input, self.volumes, self.begun)
         self.sample = open_sample(self.config, self.input, source)
         source, self.inner = seen_of_crop(model.recipe, self.sample, source)

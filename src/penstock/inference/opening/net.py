@@ -56,16 +56,12 @@ class Net:
         axes = 2 + self.shape.model_axes
         return CHANNELS_LAST[axes] if self.footprint.channels_last else torch.contiguous_format
 
-    def zeros(self, device: torch.device) -> torch.Tensor:
-        """The input of one forward: zeros on a device, in the layout of batches."""
-        shape = (self.forward, self.model.in_channels, *self.shape.seen)
-        empty = torch.empty(shape, dtype=self.model.dtype, device=device, memory_format=self.layout)
-        return empty.zero_()
-
     def forward_zeros(self, module: torch.nn.Module, device: torch.device) -> None:
-        """Run the module, which lies on a device, once on zeros."""
+        """Run the module, which lies on a device, once on zeros in the layout of batches."""
+        shape = (self.forward, self.model.in_channels, *self.shape.seen)
+        batch = torch.empty(shape, dtype=self.model.dtype, device=device, memory_format=self.layout)
         with torch.no_grad(), torch.autocast(device.type, self.amp, self.amp is not None):
-            module(self.zeros(device))
+            module(batch.zero_())
 
 
 def fit_net(

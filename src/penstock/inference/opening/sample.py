@@ -141,7 +141,10 @@ class SampleRegion:
 
     def line(self) -> str:
         """What is computed, in words."""
-        where = [f"inside {_in_words(self.box)}"] if self.box else []
+        where = []
+        if self.box is not None:
+            sides = zip(self.box.start, self.box.stop, strict=True)
+            where.append(f"inside {' x '.join(f'{a}:{b}' for a, b in sides)}")
         where += [f"inside {self.mask.name}"] if self.mask else []
         if self.skip_below is not None:
             how = "" if self.coarse is None else f", an estimate by {self.coarse.name}"
@@ -204,9 +207,7 @@ def _hits(
     source: Source, volume: Volume, box: Box, test: Callable[[NDArray[Any]], NDArray[np.bool_]]
 ) -> NDArray[np.bool_]:
     """Whether any channel of each voxel of a box passes a test."""
-    values = np.empty((len(volume.channels), *box.shape), source.dtype)
-    volume.read(source, box, values)
-    return np.asarray(test(values).any(axis=0))
+    return np.asarray(test(volume.array(source, box)).any(axis=0))
 
 
 def _is_set(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -237,10 +238,6 @@ def _box(said: Sequence[str], source: Source) -> Box:
             )
         bounds.append((named.start, named.stop))
     return Box(*zip(*bounds, strict=True))
-
-
-def _in_words(box: Box) -> str:
-    return " x ".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True))
 
 
 def open_sample(config: InferConfig, source: Source, seen: Source) -> SampleRegion | None:
@@ -323,34 +320,29 @@ def nonzero_box(source: Source, volume: Volume) -> Box:
     """The least box that holds all voxels that are not 0 in any channel; all if there is none."""
     box = source.domain[2:]
     for axis in range(3):
-        first = _first(source, volume, box, axis, backwards=False)
-        if first is None:
+        first, last = (_outermost(source, volume, box, axis, step) for step in (1, -1))
+        if first is None or last is None:
             return source.domain[2:]
-        last = _first(source, volume, box, axis, backwards=True)
-        assert last is not None
         start, stop = list(box.start), list(box.stop)
         start[axis], stop[axis] = first, last + 1
         box = Box(tuple(start), tuple(stop))
     return box
 
 
-def _first(source: Source, volume: Volume, box: Box, axis: int, *, backwards: bool) -> int | None:
-    """The outermost plane of a box along an axis with a voxel that is not 0; None without any."""
+def _outermost(source: Source, volume: Volume, box: Box, axis: int, step: int) -> int | None:
+    """The first plane of a box along an axis with a voxel that is not 0, from its start for a step
+    of 1 and from its stop for one of -1; None without any."""
     chunk = source.chunks[2:]
-    step = tuple(chunk[axis] if each == axis else side for each, side in enumerate(box.shape))
-    slabs = Grid(box, step, source.grid_origin[2:])
+    sides = tuple(chunk[axis] if each == axis else side for each, side in enumerate(box.shape))
+    slabs = Grid(box, sides, source.grid_origin[2:])
     others = tuple(each for each in range(4) if each != axis + 1)
-    numbers = range(len(slabs))
-    for number in reversed(numbers) if backwards else numbers:
+    for number in range(len(slabs))[::step]:
         slab = slabs[number]
         hits = np.zeros(slab.shape[axis], np.bool_)
         for piece in Grid(slab, chunk, source.grid_origin[2:]):
-            array = np.empty((len(volume.channels), *piece.shape), source.dtype)
-            volume.read(source, piece, array)
-            hits |= (array != 0).any(axis=others)
-            if hits[-1 if backwards else 0]:
+            hits |= (volume.array(source, piece) != 0).any(axis=others)
+            if hits[::step][0]:
                 break
         if hits.any():
-            planes = np.flatnonzero(hits)
-            return slab.start[axis] + int(planes[-1 if backwards else 0])
+            return slab.start[axis] + int(np.flatnonzero(hits)[::step][0])
     return None

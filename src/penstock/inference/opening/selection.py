@@ -41,6 +41,12 @@ class Volume:
         for i, channel in enumerate(self.channels):
             source.read(Box.of((self.t, channel), (1, 1)) + box, out[None, i : i + 1])
 
+    def array(self, source: Source, box: Box) -> NDArray[Any]:
+        """The same in a new array."""
+        out = np.empty((len(self.channels), *box.shape), source.dtype)
+        self.read(source, box, out)
+        return out
+
 
 def open_input(config: InferConfig, level: int | None = None) -> Source:
     """The input, at the level of the settings or at another."""
@@ -132,15 +138,35 @@ def _step(indices: Sequence[int]) -> int | None:
     return steps.pop() if len(steps) == 1 else None
 
 
-def volumes_of(times: Sequence[int], channels: Sequence[int], at_once: int) -> list[Volume]:
-    """The volumes of some times and channels. The model takes ``at_once`` channels.
+def volumes_of(
+    times: Sequence[int], channels: Sequence[int], model: Model, scalings: int
+) -> list[Volume]:
+    """The volumes of some times and channels.
 
-    Raises `UsageError` if channels would be left over.
+    Args:
+        times: The time points.
+        channels: The channels of the input that are chosen.
+        model: The model.
+        scalings: Channels that are normalised in ways of their own; 1 if all are alike.
+
+    Returns:
+        A volume for each time point and each group of as many channels as the model takes.
+
+    Raises:
+        UsageError: Channels would be left over, or go through the model without their own scaling.
     """
-    if len(channels) % at_once:
+    at_once, recipe = model.in_channels, model.recipe
+    if scalings not in (1, at_once):
         raise UsageError(
-            f"--c names {plural(len(channels), 'channel')} but the model takes {at_once} at once; "
-            "name a multiple of it or set --in-channels"
+            f"model {model.name} normalises {plural(scalings, 'channel')} in different ways and "
+            f"takes {at_once}; leave out --in-channels, or give --normalize"
+        )
+    if len(channels) % at_once:
+        named = f" ({', '.join(recipe.channels)})" if recipe and recipe.channels else ""
+        raise UsageError(
+            f"--c names {plural(len(channels), 'channel')} of the input and model {model.name} "
+            f"takes {at_once}{named} at once; name a multiple of it, give an --in-spec that has "
+            "them, or set --in-channels"
         )
     groups = [
         tuple(channels[first : first + at_once]) for first in range(0, len(channels), at_once)

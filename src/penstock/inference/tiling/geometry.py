@@ -98,10 +98,6 @@ class Geometry:
         return tuple(o // 2 for o in self.overlap)
 
     @property
-    def after(self) -> tuple[int, ...]:
-        return tuple(o - o // 2 for o in self.overlap)
-
-    @property
     def blocks(self) -> Grid:
         return Grid(self.written, self.block, self.anchor)
 
