@@ -34,7 +34,7 @@ HEAVY_ROOMS = frozenset(
     loading/torch_dataset.py
     inference/opening/head_kinds.py inference/opening/as_its_makers.py
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
-    inference/opening/fitted.py inference/opening/seam_error.py inference/opening/seams.py
+    inference/opening/seam_error.py inference/opening/seams.py
     models/probes.py models/varying_bits.py models/whole_layers.py
     inference/lanes/bricks.py inference/lanes/equipment.py
     inference/lanes/lane.py inference/lanes/out_of_memory.py inference/lanes/scatter.py

@@ -146,6 +146,23 @@ def test_trim_voxels_and_a_halo_are_context_too() -> None:
     assert opened(out, overlap=None, patch=None, halo=3).geometry.overlap == (6,) * 3
 
 
+def test_an_automatic_patch_computes_less_and_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume, out = np.zeros((8, 200, 200), np.uint8), tmp_path / "out.zarr"
+    knobs: dict[str, Any] = {"in_spec": volume, "model_type": conv(1, 1), "overlap": None,
+                             "head_kind": "intensity"}  # fmt: skip
+    plain = opened(out, patch=None, **knobs)
+    best = opened(out, patch="auto", batch="auto", **knobs)
+    assert isinstance(best.config.patch, tuple) and best.config.batch is None  # on a CPU
+    assert best.plan.patch_amplification < 0.95 * plain.plan.patch_amplification
+    run_job(best)
+    monkeypatch.setattr(seams, "_MOST_CUTS", 0)  # another machine would choose another
+    again = opened(out, patch="auto", batch="auto", resume=True, **knobs)
+    assert again.geometry.patch == best.geometry.patch
+    assert run_job(again).blocks_written == 0
+
+
 @pytest.mark.slow
 def test_a_resumed_run_obeys_the_recorded_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
