@@ -26,7 +26,6 @@ from penstock.inference.opening.job import Job
 
 from ..parameters import mainly
 from .kit import Array, arange, run
-from .test_missing import spec
 
 CPU: dict[str, Any] = {"patch": 8, "overlap": 2, "devices": "cpu"}
 SHAPE = (10, 11, 12)
@@ -73,14 +72,16 @@ def test_labels_leave_as_the_integers_that_the_net_returned(tmp_path: Path) -> N
     assert (out == (shown > 0.3).astype(int) + (shown > 0.6)).all()
 
 
-@pytest.mark.parametrize(("made", "dtype"), [("bool", "uint8"), ("uint64", "uint64")])
+@pytest.mark.parametrize(
+    ("made", "dtype", "label"), [("bool", "uint8", 1), ("uint64", "uint64", 2**62 + 1)]
+)
 def test_an_output_of_labels_has_the_dtype_of_the_net(
-    made: str, dtype: str, tmp_path: Path
+    made: str, dtype: str, label: int, tmp_path: Path
 ) -> None:
-    net = Net(lambda x: (x > 2000).to(getattr(torch, made)))
+    net = Net(lambda x: ((x > 2000).long() * label).to(getattr(torch, made)))
     out = into_zarr(noise(), net, tmp_path, normalize="none")
     assert out.dtype == dtype
-    assert (out == (noise() > 2000)).all()
+    assert (out == (noise() > 2000) * np.array(label, dtype)).all()
 
 
 def test_a_label_that_does_not_fit_stops_the_job_and_the_dtype_that_is_named_holds_it(
@@ -415,19 +416,3 @@ def test_the_callers_default_dtype_changes_nothing(
     finally:
         torch.set_default_dtype(torch.float32)
     assert (result == expected).all()
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"), mainly([("zarr2", "int64"), ("zarr3", "uint64"), ("n5", "int64")], 1)
-)
-def test_every_store_takes_labels_of_64_bits(kind: str, dtype: str, tmp_path: Path) -> None:
-    large = 2**62 + 1
-    net = Net(lambda x: ((x > 2000).long() * large).to(getattr(torch, dtype)))
-    store = spec(kind, tmp_path / "out", (9, 10, 11), dtype=dtype)
-    penstock.run_inference(
-        noise((9, 10, 11)), store | {"create": True}, model=net, normalize="none", **CPU
-    )
-    stored = ts.open(store).result().read().result()
-    assert stored.dtype == dtype
-    stored = stored.T if kind == "n5" else stored
-    assert (stored == (noise((9, 10, 11)) > 2000) * np.array(large, dtype)).all()

@@ -180,18 +180,6 @@ def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
     assert opened(cast).run_dir == folder
 
 
-def test_a_run_into_a_group_leaves_nothing_else_there_and_resumes(tmp_path: Path) -> None:
-    group = tmp_path / "out.zarr"
-    spec = array_spec({"driver": "file", "path": str(group)}, "0", NINE)
-    source = arange(NINE, "uint8")
-    other = array_spec({"driver": "file", "path": str(group)}, "1", NINE)
-    for out in (spec, other):
-        penstock.run_inference(source, out, **SMALL)
-    assert {path.name for path in group.iterdir()} == {"0", "1"}
-    summary = penstock.run_inference(source, spec, resume=True, **SMALL)
-    assert summary.blocks_written == 0 and summary.blocks_skipped == summary.blocks_planned
-
-
 @pytest.mark.parametrize("inside", ["out.zarr", "out.zarr/run", "out.zarr/0/run", "link/run"])
 def test_a_run_folder_inside_the_output_is_refused(inside: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "out.zarr")

@@ -46,13 +46,17 @@ def test_the_seeds_volume_computes_each_patch_once() -> None:
     assert plan.memory.total < plan.memory_limit
 
 
-@pytest.mark.parametrize("knobs", [{}, {"seam_mode": "blend", "normalize": "percentile"}])
-def test_a_petabyte_plans_in_constant_memory(knobs: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "knobs", [{}, {"workers": 1000}, {"seam_mode": "blend", "normalize": "percentile"}]
+)
+def test_a_petabyte_plans_in_constant_memory(knobs: dict[str, Any]) -> None:
     tracemalloc.start()
     plan = make_plan(config(**knobs), facts((80_000, 80_000, 80_000)), SEED)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert plan.input_bytes == 1.024e15
+    assert plan.parts[len(plan.parts) - 1].box.stop == (80_000, 80_000, 80_000)
+    assert plan.border_amplification < 1.2
     assert peak < 50e6
 
 

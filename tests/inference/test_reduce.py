@@ -67,14 +67,6 @@ def test_scores_are_reduced_after_seams_are_joined(seam: str) -> None:
     np.testing.assert_array_equal(best, np.take_along_axis(right, order, 0))
 
 
-def test_a_new_output_of_labels_has_levels_by_mode(tmp_path: Path) -> None:
-    reduced("blend", "argmax", str(tmp_path / "out.zarr"), levels=2)
-    full, half = (penstock.open_source(str(tmp_path / "out.zarr"), level=level) for level in (0, 1))
-    assert full.dtype == half.dtype == np.uint8
-    assert set(np.unique(half.read(half.domain))) <= set(np.unique(full.read(full.domain)))
-    np.testing.assert_array_equal(full.read(full.domain)[0, 0], scores("blend").argmax(0))
-
-
 @pytest.mark.parametrize(("views", "count"), [("flips", 8), ("rotations", 4)])
 def test_a_mean_over_views_is_that_of_each(views: str, count: int) -> None:
     net, total, turns = Classes(), torch.zeros(4, *SHAPE), []

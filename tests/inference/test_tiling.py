@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from penstock.data.box import Box
 from penstock.data.grid import Grid, indices, reflect
-from penstock.inference.planning.plan import make_plan
 from penstock.inference.tiling.geometry import Geometry
 from penstock.inference.tiling.parts import Parts, fit_parts
 from penstock.inference.tiling.rows import patches_in_row
@@ -28,7 +27,6 @@ from penstock.inference.tiling.traffic import (
 from penstock.models.recipe import Sliding
 
 from ..geometries import STEPS, geometries
-from .kit import SEED, config, facts
 
 LEVELS: tuple[CacheLevel, ...] = ("layer", "row", "none")
 
@@ -253,10 +251,3 @@ def test_workers_that_are_alike_end_together(workers: int, most: float) -> None:
     patches = [geometry.patches_for(part.box).size for part in Parts(geometry, 1)]
     shares = [sum(patches[worker::workers]) for worker in range(workers)]
     assert max(shares) <= most * CUBE.count_patches()
-
-
-def test_a_petabyte_is_cut_without_a_list() -> None:
-    plan = make_plan(config(workers=1000), facts((80_000, 80_000, 80_000)), SEED)
-    last = plan.parts[len(plan.parts) - 1]
-    assert last.box.stop == (80_000, 80_000, 80_000)
-    assert plan.num_patches < 1.2 * make_plan(config(), facts((80_000,) * 3), SEED).num_patches
