@@ -32,7 +32,7 @@ HEAVY_ROOMS = frozenset(
     models/unet3d.py models/weights.py
     loading/engines/tensorstore_engine.py
     loading/torch_dataset.py
-    inference/opening/head_kinds.py inference/opening/as_its_makers.py
+    inference/opening/as_its_makers.py
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
     inference/opening/seam_error.py inference/opening/seams.py
     models/probes.py models/varying_bits.py models/whole_layers.py

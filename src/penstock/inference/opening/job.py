@@ -42,9 +42,8 @@ from ..run_folder.reader import as_begun
 from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
 from . import identity
 from .as_its_makers import normalised_as, sliding_of, with_defaults
-from .head_kinds import seen_patches, with_kinds
 from .heads import HeadFacts, facts_of_heads, is_wide, plan_heads
-from .net import fit_net, with_workspaces
+from .net import fit_net, seen_patches, with_kinds, with_workspaces
 from .outputs import check_own_files, open_outputs, sizes_of_heads
 from .sample import cropped, open_sample, seen_of_crop
 from .seam_error import SeamTrial

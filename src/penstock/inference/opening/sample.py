@@ -63,21 +63,21 @@ class Nearest:
 
         ``read`` says what is true of a box of the other array.
         """
+        places = [
+            self.along(axis, *ends)
+            for axis, ends in enumerate(zip(box.start, box.stop, strict=True))
+        ]
+        limits = zip(places, self.domain.start, self.domain.stop, strict=True)
+        valid = [(near >= start) & (near < stop) for near, start, stop in limits]
         inside = np.zeros(box.shape, np.bool_)
-        nearest, where = [], []
-        for axis, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):
-            places = self.along(axis, start, stop)
-            valid = (places >= self.domain.start[axis]) & (places < self.domain.stop[axis])
-            if not valid.any():
-                return inside
-            nearest.append(places[valid])
-            where.append(np.flatnonzero(valid))
-        hull = Box(
-            tuple(int(places[0]) for places in nearest),
-            tuple(int(places[-1]) + 1 for places in nearest),
-        )
-        of_hull = [places - start for places, start in zip(nearest, hull.start, strict=True)]
-        inside[np.ix_(*where)] = read(hull)[np.ix_(*of_hull)]
+        if all(each.any() for each in valid):
+            nearest = [near[each] for near, each in zip(places, valid, strict=True)]
+            hull = Box(
+                tuple(int(near[0]) for near in nearest),
+                tuple(int(near[-1]) + 1 for near in nearest),
+            )
+            of_hull = [near - start for near, start in zip(nearest, hull.start, strict=True)]
+            inside[np.ix_(*valid)] = read(hull)[np.ix_(*of_hull)]
         return inside
 
 

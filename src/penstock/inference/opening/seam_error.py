@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from itertools import islice
 from typing import Any
 
@@ -29,8 +30,7 @@ from ..planning.memory import LIBRARY_BYTES, resident_bytes
 from ..planning.plan import Plan
 from ..tiling.exact import SIDE_STEP
 from .as_its_makers import ValuesPlan
-from .head_kinds import seen_patches
-from .net import Net
+from .net import Net, seen_patches
 from .selection import Volume
 
 _ENOUGH_PLACES, _MOST_PLACES = 3, 8
@@ -131,12 +131,12 @@ def seam_error_of(
 
 def by_distance(difference: NDArray[np.float64]) -> NDArray[np.float64]:
     """The mean of the differences of a core's voxels at 0, 1, 2 ... voxels from a seam."""
-    distance = np.full(difference.shape, max(difference.shape))
-    for axis, side in enumerate(difference.shape):
-        if side > 1:
-            near = np.minimum(np.arange(side), np.arange(side)[::-1])
-            shape = [-1 if n == axis else 1 for n in range(difference.ndim)]
-            distance = np.minimum(distance, near.reshape(shape))
+    # An axis of one voxel has no seam.
+    near = [
+        np.minimum(np.arange(side), np.arange(side)[::-1]) if side > 1 else [max(difference.shape)]
+        for side in difference.shape
+    ]
+    distance = reduce(np.minimum.outer, near)
     counts = np.bincount(distance.ravel())
     sums = np.bincount(distance.ravel(), weights=difference.ravel())
     return np.asarray(sums / np.maximum(counts, 1))
