@@ -131,12 +131,12 @@ def seam_error_of(
 
 def by_distance(difference: NDArray[np.float64]) -> NDArray[np.float64]:
     """The mean of the differences of a core's voxels at 0, 1, 2 ... voxels from a seam."""
-    # An axis of one voxel has no seam.
+    most = max(difference.shape)  # an axis of one voxel has no seam
     near = [
-        np.minimum(np.arange(side), np.arange(side)[::-1]) if side > 1 else [max(difference.shape)]
+        np.minimum(np.arange(side), np.arange(side)[::-1]) if side > 1 else np.full(1, most)
         for side in difference.shape
     ]
-    distance = reduce(np.minimum.outer, near)
+    distance: NDArray[np.int64] = reduce(np.minimum.outer, near)
     counts = np.bincount(distance.ravel())
     sums = np.bincount(distance.ravel(), weights=difference.ravel())
     return np.asarray(sums / np.maximum(counts, 1))
