@@ -22,6 +22,7 @@ from penstock.data.box import Box
 from penstock.data.stores.lock import OutputLock
 from penstock.data.stores.open import open_source
 from penstock.inference.opening.job import Job
+from penstock.inference.opening.seams import patch_shape
 from penstock.inference.opening.selection import select
 from penstock.inference.planning.plan import make_plan
 from penstock.inference.run_folder.journal import Journal
@@ -29,7 +30,6 @@ from penstock.inference.stages import pipeline
 from penstock.inference.stages.pipeline import MemoryCeiling
 from penstock.inference.stages.reading import BrickReader, wanted_bricks
 from penstock.inference.stages.run import Run
-from penstock.inference.tiling.geometry import patch_shape
 from penstock.inference.tiling.traffic import largest_brick
 
 from ..parameters import mainly

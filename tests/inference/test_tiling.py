@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from penstock.data.box import Box
 from penstock.data.grid import Grid, indices, reflect
-from penstock.inference.tiling.geometry import Geometry
+from penstock.inference.tiling.geometry import Geometry, patches_in_row
 from penstock.inference.tiling.parts import Parts, fit_parts
-from penstock.inference.tiling.rows import patches_in_row
 from penstock.inference.tiling.stitch import Assembly, shares, window
 from penstock.inference.tiling.traffic import (
     CacheLevel,

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from ...base import InferConfig, UsageError, torch_threads, usable_cores
+from ...base import InferConfig, torch_threads, usable_cores
 from ...data import (
-    SAME,
     ResampledSource,
     Sink,
     Source,
@@ -39,15 +38,15 @@ from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
 from ..run_folder.reader import as_begun
-from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
+from ..tiling.geometry import PatchShape, block_halo
 from . import identity
 from .as_its_makers import normalised_as, sliding_of, with_defaults
-from .heads import HeadFacts, facts_of_heads, is_wide, plan_heads
-from .net import fit_net, seen_patches, with_kinds, with_workspaces
+from .heads import facts_of_heads, is_wide, plan_heads
+from .net import fit_net, with_kinds
 from .outputs import check_own_files, open_outputs, sizes_of_heads
 from .sample import cropped, open_sample, seen_of_crop
 from .seam_error import SeamTrial
-from .seams import fitted, tiled
+from .seams import aligned, fitted, patch_shape, tiled
 from .selection import (
     channels_of,
     frame_of_outputs,
@@ -112,21 +111,21 @@ class Job:
         source, self.inner = seen_of_crop(model.recipe, self.sample, source)
         shape = self._patch(source, model)
         config = self.config
-        net = fit_net(config, self.devices, model, shape, source.dtype)
-        self.net = with_workspaces(net, config, self.devices)
+        self.net = fit_net(config, self.devices, model, shape, source.dtype)
         obeyed = model.recipe.heads if model.recipe and config.head_kind is None else {}
         later = self.reduction if self.reduces_later else None
         heads = facts_of_heads(
             self.net.footprint.heads, len(config.out_spec), model.name, obeyed, later
         )
-        shape = _aligned(self, shape, heads)
-        config = self.config
+        fits = aligned(shape, heads, may_change=not self.asks_overlap, back=self.back)
+        if fits != shape:
+            self.config = config = config.model_copy(update={"overlap": fits.overlap})
+            shape = fits
         if config.missing == "error":
             check_knows_chunks(source)
-        seen = seen_patches(
-            self.values, source, self.volumes[0], self.net.shape.patch, self.net.clip
+        self.head_facts, judging_bytes = with_kinds(
+            config, heads, self.net, self.values, source, self.volumes[0]
         )
-        self.head_facts, judging_bytes = with_kinds(config, heads, self.net, seen)
         self.outputs = open_outputs(
             config, frame, self.selected, model.in_channels, self.head_facts
         )
@@ -251,24 +250,6 @@ class Job:
             "compile_dynamic": config.compile and config.compile_dynamic,
             "devices": sorted({device.type for device in self.devices}),
         }
-
-
-def _aligned(job: Job, shape: PatchShape, heads: Sequence[HeadFacts]) -> PatchShape:
-    """The patch at which cores begin at whole voxels of all heads; the settings have its overlap.
-
-    Raises `UsageError` if there is none, or if a head with more or fewer voxels would have to be
-    resampled, too.
-    """
-    if job.back is not None and any(head.factors != SAME for head in heads):
-        raise UsageError(
-            "the network changes the number of voxels, so its outputs stay on its own grid: "
-            "give --output-voxel-size network"
-        )
-    factors = [head.factors for head in heads]
-    fits = aligned(shape, factors, may_change=not job.asks_overlap)
-    if fits != shape:
-        job.config = job.config.model_copy(update={"overlap": fits.overlap})
-    return fits
 
 
 def _gather_facts(

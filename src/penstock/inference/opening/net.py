@@ -93,7 +93,8 @@ def fit_net(
     shape: PatchShape,
     dtype: np.dtype[Any],
 ) -> Net:
-    """Fit a model to the patches of an input of ``dtype``, and to its devices.
+    """Fit a model to the patches of an input of ``dtype``, and to its devices, of which all that are
+    CUDA's count as alike.
 
     Raises `UsageError` if the model does not take such a batch.
     """
@@ -110,7 +111,7 @@ def fit_net(
     forward, footprint = fit_batch(model, shape, config.batch, on_cpu=on_cpu)
     # All lanes on the CPU share this one.
     module = placed(model.module, torch.device("cpu"), footprint.channels_last)
-    return Net(
+    net = Net(
         model=replace(model, module=module),
         shape=shape,
         amp=amp,
@@ -120,6 +121,12 @@ def fit_net(
         forward=forward,
         footprint=footprint,
     )
+    gpus = [device for device in devices if device.type == "cuda"]
+    if not gpus:
+        return net
+    with cuda_flags_kept():
+        set_cuda_flags(config.tf32)
+        return with_peak_on(net, gpus[0], torch.cuda)
 
 
 def fit_batch(
@@ -156,19 +163,6 @@ def choose_amp(
         on_cuda = all(device.type == "cuda" for device in devices)
         chosen = "fp16" if on_cuda and ranged and dtype == torch.float32 else "off"
     return {"fp16": torch.float16, "bf16": torch.bfloat16, "off": None}[chosen]
-
-
-def with_workspaces(net: Net, config: InferConfig, devices: Sequence[torch.device]) -> Net:
-    """The net with a footprint that counts the workspaces of libraries, too.
-
-    All CUDA devices count as alike.
-    """
-    gpus = [device for device in devices if device.type == "cuda"]
-    if not gpus:
-        return net
-    with cuda_flags_kept():
-        set_cuda_flags(config.tf32)
-        return with_peak_on(net, gpus[0], torch.cuda)
 
 
 def with_peak_on(net: Net, device: torch.device, allocator: Any) -> Net:
@@ -213,13 +207,17 @@ class Seen:
 
 
 def with_kinds(
-    config: InferConfig, heads: Sequence[HeadFacts], net: Net, candidates: Iterator[Seen]
+    config: InferConfig,
+    heads: Sequence[HeadFacts],
+    net: Net,
+    values: ValuesPlan,
+    source: Source,
+    volume: Volume,
 ) -> tuple[list[HeadFacts], int]:
     """The heads, each with its kind and who says so, and the bytes that the test of the heads left
     in the heap. Later forwards use these bytes again, and the plan counts the forwards.
 
-    ``candidates`` are patches of the input. They are read only if a kind is neither given by the
-    user nor known.
+    Patches of the input are read only if a kind is neither given by the user nor known.
     Raises `UsageError` for a head that looks like probabilities.
     """
     kinds, unknown = list[tuple[HeadKind, Origin]](), list[str]()
@@ -239,7 +237,7 @@ def with_kinds(
     left = 0
     if unknown and config.floats_are == "intensity":
         before = resident_bytes()
-        seen = _varied(candidates)
+        seen = _varied(seen_patches(values, source, volume, net.shape.patch, net.clip))
         outputs = _returned(net, seen)
         for name in unknown:
             answers = _answers(config, name if len(heads) > 1 else "")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,9 +24,12 @@ import torch
 from pydantic import TypeAdapter
 
 from ...base import InferConfig, Refused, UsageError, cache_folder, trim_heap, write_json
+from ...data import SAME, Resampling
 from ...models import REGISTRY, Model, Reach, find_reach, placed
 from ..tiling.exact import SIDE_STEP, chunk_and_halo, is_exact, least_overlap
+from ..tiling.geometry import PatchShape, per_axis
 from . import identity
+from .heads import HeadFacts
 
 FIXED_PATCH, FIXED_OVERLAP = (64,), (10,)
 """Patch and overlap of a job in which no overlap makes tiling exact."""
@@ -141,6 +144,72 @@ def _with(config: InferConfig, patch: tuple[int, ...], overlap: tuple[int, ...])
 def _each(values: tuple[int, ...], axes: int) -> tuple[int, ...]:
     """One number for each axis of the network."""
     return values * axes if len(values) == 1 else tuple(values)
+
+
+def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> PatchShape:
+    """The patch of a job. It is a plane if --patch has two axes or the net is two-dimensional.
+
+    Raises `UsageError` if patch, overlap, trim and net contradict each other.
+    """
+    assert config.sides is not None and config.overlap is not None  # by now all are decided
+    axes = len(config.sides) if len(config.sides) > 1 else (model_axes or (3 if has_z else 2))
+    if model_axes is not None and axes != model_axes:
+        raise UsageError(
+            f"--patch {' '.join(map(str, config.sides))} has {axes} axes but the model is made of "
+            f"{model_axes}-D convolutions"
+        )
+    plane = axes == 2
+    patch = per_axis(config.sides, plane=plane, thin=1)
+    overlap = per_axis(config.overlap, plane=plane, thin=0)
+    if len(config.overlap) == 1:
+        # One number is meant for all axes, but an axis of one voxel cannot overlap.
+        overlap = tuple(0 if p == 1 else o for p, o in zip(patch, overlap, strict=True))
+    for name, p, o in zip("zyx", patch, overlap, strict=True):
+        if o >= p:
+            raise UsageError(f"--overlap {o} must be less than --patch {p} (axis {name})")
+        trim = config.trim_voxels if config.seam_mode == "trim" and p > 1 else None
+        if trim is not None and 2 * trim > o:
+            raise UsageError(
+                f"--trim-voxels {trim} needs an --overlap of at least "
+                f"{2 * trim}, not {o} (axis {name})"
+            )
+    if config.tta == "rotations" and patch[1] != patch[2]:
+        raise UsageError(
+            f"--tta rotations turns patches in the plane of y and x, so --patch must be as long "
+            f"along both, not {patch[1]} and {patch[2]}"
+        )
+    return PatchShape(patch, overlap, 2 if plane else 3)
+
+
+def aligned(
+    shape: PatchShape, heads: Sequence[HeadFacts], *, may_change: bool, back: Resampling | None
+) -> PatchShape:
+    """The patch with an overlap at which cores begin at whole voxels of every head's grid.
+
+    An overlap that ``may_change`` becomes the next that fits. ``back`` is the way on which outputs
+    are resampled, if they are. Raises `UsageError` for another overlap at which they do not, and
+    for a head with more or fewer voxels that would have to be resampled, too.
+    """
+    factors = [head.factors for head in heads]
+    if back is not None and any(each != SAME for each in factors):
+        raise UsageError(
+            "the network changes the number of voxels, so its outputs stay on its own grid: "
+            "give --output-voxel-size network"
+        )
+    overlap = []
+    axes = zip("zyx", shape.patch, shape.overlap, zip(*factors, strict=True), strict=True)
+    for name, patch, shared, along in axes:
+        coarsest = math.lcm(*(factor.denominator for factor in along))
+        least = 1 if coarsest == 1 else 2 * coarsest
+        if shared % least:
+            if not may_change:
+                raise UsageError(
+                    f"the network gives one voxel for {coarsest} along {name}, so --overlap must "
+                    f"be a multiple of {least}, not {shared}"
+                )
+            shared = min(shared + least, patch - 1) // least * least
+        overlap.append(shared)
+    return replace(shape, overlap=tuple(overlap))
 
 
 def reach_of(model: Model, axes: int) -> Reach:
