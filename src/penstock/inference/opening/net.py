@@ -93,8 +93,9 @@ def fit_net(
     shape: PatchShape,
     dtype: np.dtype[Any],
 ) -> Net:
-    """Fit a model to the patches of an input of ``dtype``, and to its devices, of which all that are
-    CUDA's count as alike.
+    """Fit a model to the patches of an input of ``dtype``, and to its devices.
+
+    All CUDA devices count as alike.
 
     Raises `UsageError` if the model does not take such a batch.
     """

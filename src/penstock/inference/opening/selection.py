@@ -280,18 +280,16 @@ def network_grid(
     """
     check_orientation(source, recipe)
     said, trained = config.voxel_size, recipe.spacing if recipe else None
-    if said == ("none",) or (said is None and trained is None):
-        return None, []
-    notes = []
-    wanted: Sequence[float]
-    if said is None:
-        assert recipe is not None and trained is not None
-        wanted, unit, of = trained, recipe.unit, f"the network's voxel size ({recipe.place})"
-    else:
+    notes = list[str]()
+    if said is not None and said != ("none",):
         wanted, unit = sizes_of(said)
         of = f"--voxel-size {' '.join(said)}"
         if recipe and trained and (*wanted, unit_name(unit)) != (*trained, unit_name(recipe.unit)):
             notes += [f"{of} wins over {_words(trained)} {recipe.unit} of {recipe.place}"]
+    elif said is None and recipe and trained:
+        wanted, unit, of = trained, recipe.unit, f"the network's voxel size ({recipe.place})"
+    else:
+        return None, []
     have = _sizes_in(source, unit, of)
     shape = source.domain.shape[2:]
     sides = []
