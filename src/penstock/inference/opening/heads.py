@@ -83,13 +83,9 @@ class HeadPlan(HeadFacts):
     """The number that stands for 1 in the output."""
     grid: ScaledGrid
     """The grid of its values."""
-    resampled: bool
-    """True if its values are interpolated between voxels on their way to the output's grid."""
-
-    @property
-    def summed(self) -> bool:
-        """Whether bricks are added up to blocks."""
-        return self.blended or self.resampled
+    summed: bool
+    """True if bricks are added up to blocks: patches are blended, or values are interpolated on
+    their way to the output's grid."""
 
     @property
     def kept(self) -> np.dtype[Any]:
@@ -205,8 +201,8 @@ def plan_heads(
                 dtype=sink.dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and head.kind != "labels",
+                summed=(config.seam_mode == "blend" or resampled) and head.kind != "labels",
                 grid=ScaledGrid(head.factors, corner),
-                resampled=resampled and head.kind != "labels",
                 denormalized=config.denormalize
                 and head.kind == "intensity"
                 and not rescaled

@@ -273,7 +273,8 @@ def _gather_facts(
         inner=job.inner,
         way=job.way,
         back=job.back,
-        stored_share=_bytes_of(job.input) / _bytes_of(source),
+        stored_share=(job.input.domain.size * job.input.dtype.itemsize)
+        / (source.domain.size * source.dtype.itemsize),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
         flag_bytes=(source.dtype.kind == "f") + 3 * (job.sample is not None),
@@ -312,10 +313,6 @@ def _gather_facts(
         level_bytes=_level_bytes(job),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
-
-
-def _bytes_of(source: Source) -> int:
-    return source.domain.size * source.dtype.itemsize
 
 
 def _level_bytes(job: Job) -> int:

@@ -114,7 +114,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
         except UsageError as error:
             raise UnfitWorker(describe(error)) from error
     # What the worker has decided on patches holds for all.
-    patches = {name: getattr(job.config, name) for name in ("patch", "overlap", "batch")}
+    patches = {name: getattr(job.config, name) for name in ("patch", "overlap", "batch", "box")}
     config = config.model_copy(update=patches)
     return RemoteJob(
         config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
