@@ -255,11 +255,9 @@ class Job:
 def _gather_facts(
     job: Job, source: Source, shape: PatchShape, judging_bytes: int, notes: Iterable[str]
 ) -> Facts:
-    """The facts that a plan needs, from the opened job and from the machine.
-
-    ``judging_bytes`` is the memory that the test of the heads left in the heap. The base does not
-    count it, as forwards use it again and are counted themselves.
-    """
+    """The facts that a plan needs, from the opened job and from the machine. The base leaves out
+    ``judging_bytes``, which the test of the heads left in the heap: forwards use them again, and
+    are counted themselves."""
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices = job.net, job.heads, job.devices
