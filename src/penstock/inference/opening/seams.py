@@ -304,9 +304,8 @@ def _least_work(job: Any, config: InferConfig, opened: Opener) -> Any:
 
 def _patches(job: Any) -> Iterator[tuple[int, ...]]:
     """Patches that cut a volume into so many along its longest axis, the smallest first."""
-    shape = job.plan.shape
-    axes = shape.model_axes
-    extent, overlap = job.plan.geometry.domain.shape[-axes:], shape.overlap[-axes:]
+    geometry, axes = job.plan.geometry, job.net.shape.model_axes
+    extent, overlap = geometry.domain.shape[-axes:], geometry.overlap[-axes:]
     grain = math.lcm(SIDE_STEP, *job.tiled.step)
     for count in range(_MOST_CUTS, 0, -1):
         core = -(-max(extent) // count)

@@ -42,7 +42,6 @@ class Plan:
 
     facts: Facts
     geometry: Geometry
-    shape: PatchShape
     batch: int
     num_blocks: int
     num_bricks: int
@@ -93,7 +92,7 @@ class Plan:
     def patch_amplification(self) -> float:
         """Computed voxels per voxel of the volume."""
         voxels = self.geometry.domain.size * self.facts.num_volumes
-        return self.num_patches * math.prod(self.shape.patch) / voxels
+        return self.num_patches * math.prod(self.geometry.patch) / voxels
 
     @property
     def read_amplification(self) -> float:
@@ -142,7 +141,7 @@ class Plan:
             parts = {name: getattr(self.memory, name) for name in causes}
             cure = {
                 "base": "a smaller model",
-                "forward": f"a smaller --batch or --patch (now {in_words(self.shape.patch)})",
+                "forward": f"a smaller --batch or --patch (now {in_words(self.geometry.patch)})",
                 "assembly": f"a smaller --block (now {in_words(self.geometry.block)})",
                 "bricks": "fewer --prep-workers",
                 "writing": "fewer --writer-workers",
@@ -165,10 +164,8 @@ class Plan:
         volumes = plural(facts.num_volumes, "volume")
         yield "volume", f"{in_words(geometry.written.shape)} voxels, {volumes}"
         patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
-        shape = (
-            f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"
-        )
-        yield "patch", f"{shape}; {patches}"
+        sides = f"{in_words(geometry.patch)}, overlap {in_words(geometry.overlap)}, {geometry.seam}"
+        yield "patch", f"{sides}; {patches}"
         if facts.seams:
             yield "seams", facts.seams
         yield from facts.said
@@ -197,7 +194,10 @@ class Plan:
                 f"{extra if self.statistics_bytes else ''}"
             ),
         )
-        yield "computes", f"{format_count(self.num_patches * math.prod(self.shape.patch))} voxels"
+        yield (
+            "computes",
+            f"{format_count(self.num_patches * math.prod(self.geometry.patch))} voxels",
+        )
         yield "writes", f"{size(self.output_bytes)} before compression"
         yield "host memory", f"{size(memory.total)} of {size(self.memory_limit)} at most"
         for part in memory.__slots__:
@@ -240,7 +240,7 @@ def make_plan(
     """
     limit = config.max_memory or facts.base_bytes + int(0.8 * facts.available_bytes)
     compared = cuts(config, facts, shape, part_shape)
-    plans = [plan for cut in compared for plan in _plans_of(config, facts, shape, cut, limit)]
+    plans = [plan for cut in compared for plan in _plans_of(config, facts, cut, limit)]
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
@@ -261,14 +261,12 @@ def _cost(plan: Plan) -> float:
     return plan.patch_amplification + plan.read_amplification / 4
 
 
-def _plans_of(
-    config: InferConfig, facts: Facts, shape: PatchShape, geometry: Geometry, limit: int
-) -> Iterator[Plan]:
+def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) -> Iterator[Plan]:
     """The plans of a cut, one for each level of the cache."""
     levels: tuple[CacheLevel, ...] = ("layer", "row", "none")
     if facts.source_cache == 0:
         levels = ("none",)
-    plan = _count(config, facts, shape, geometry, limit)
+    plan = _count(config, facts, geometry, limit)
     for level in levels:
         cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
         cache = cache_bytes(facts, cached)
@@ -281,13 +279,11 @@ def _plans_of(
         )
 
 
-def _count(
-    config: InferConfig, facts: Facts, shape: PatchShape, geometry: Geometry, limit: int
-) -> Plan:
+def _count(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) -> Plan:
     """The plan of a cut that reads nothing and caches nothing."""
     volume, num_volumes = geometry.written.size, facts.num_volumes
     stored = int(geometry.domain.size * facts.in_bytes * facts.stored_share) * num_volumes
-    patch, largest = math.prod(shape.patch), largest_brick(geometry)
+    patch, largest = math.prod(geometry.patch), largest_brick(geometry)
     budget = brick_budget(
         facts,
         brick_bytes_of(facts, patch, patch),
@@ -310,7 +306,6 @@ def _count(
     return Plan(
         facts=facts,
         geometry=geometry,
-        shape=shape,
         batch=facts.batch,
         num_blocks=len(geometry.blocks) * num_volumes,
         num_bricks=geometry.count_bricks() * num_volumes,
