@@ -84,7 +84,7 @@ class HeadPlan(HeadFacts):
     grid: ScaledGrid
     """The grid of its values."""
     summed: bool
-    """True if bricks are added up to blocks: patches are blended, or values are interpolated on
+    """True if bricks are added up to blocks, as patches are blended or values are interpolated on
     their way to the output's grid."""
 
     @property
