@@ -24,23 +24,28 @@ def inner_boxes(draw: st.DrawFn, domain: Box) -> Box:
 
 
 @st.composite
-def geometries(draw: st.DrawFn) -> Geometry:
-    """Any small geometry: thin axes, odd overlaps, misaligned anchors, one or many parts."""
-    origin = tuple(draw(st.integers(-20, 20)) for _ in range(3))
-    shape = tuple(draw(st.integers(1, 12)) for _ in range(3))
+def geometries(draw: st.DrawFn, long: bool = False) -> Geometry:
+    """Any small geometry: thin axes, odd overlaps, misaligned anchors, one or many parts. If it is
+    ``long``, it is so along one axis for every kind of brick, with an overlap of up to 15 strides;
+    the others are short."""
+    most = (12, 6), (12, 6), (12, 6)
+    if long:
+        most = draw(st.permutations([(40, 16), (5, 4), (5, 4)]))
+    shape, patch = (
+        tuple(draw(st.integers(1, m)) for m in each) for each in zip(*most, strict=True)
+    )
     seam: Any = draw(st.sampled_from(["trim", "blend"]))
-    patch = tuple(draw(st.integers(1, 6)) for _ in range(3))
-    block = tuple(draw(st.integers(2, 8)) for _ in range(3))
-    domain = Box.of(origin, shape)
+    block = tuple(draw(st.integers(1, 9)) for _ in range(3))
+    domain = Box.of(tuple(draw(st.integers(-30, 30)) for _ in range(3)), shape)
     return Geometry(
         domain=domain,
         patch=patch,
         overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
         seam=seam,
         block=block,
-        anchor=tuple(draw(st.integers(-5, 5)) for _ in range(3)),
-        part=tuple(u * draw(st.integers(1, 4)) for u in block),
-        patches_per_brick=tuple(draw(st.integers(1, 3)) for _ in range(3)),
+        anchor=tuple(draw(st.integers(-12, 12)) for _ in range(3)),
+        part=tuple(u * draw(st.integers(1, 5)) for u in block),
+        patches_per_brick=tuple(draw(st.integers(1, 4)) for _ in range(3)),
         steps=draw(st.sampled_from(STEPS)) if seam == "blend" else "context",
         inner=draw(st.none() | inner_boxes(domain)),
     )

@@ -32,10 +32,9 @@ HEAVY_ROOMS = frozenset(
     models/unet3d.py models/weights.py
     loading/engines/tensorstore_engine.py
     loading/torch_dataset.py
-    inference/opening/head_kinds.py inference/opening/normalisation.py
+    inference/opening/as_its_makers.py
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
-    inference/opening/plans.py
-    inference/opening/fitted.py inference/opening/seam_error.py inference/opening/seams.py
+    inference/opening/seam_error.py inference/opening/seams.py
     models/probes.py
     inference/lanes/bricks.py inference/lanes/equipment.py
     inference/lanes/lane.py inference/lanes/scatter.py

@@ -249,7 +249,6 @@ def inputs(volume: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path
         (["--model-type", "denoise-net", "--weights", "other.safetensors"],
          ["other.safetensors", "another model"]),
         (["--patch", "16", "--overlap", "16"], ["--overlap 16", "--patch 16"]),
-        (["--patch", "64", "--block", "32"], ["--block 32", "--patch 64"]),
         (["--trim-voxels", "9"], ["--trim-voxels 9", "18"]),
         (["--t", "3"], ["--t 3", "0 to 0"]),
         (["--devices", "cuda:0"], ["--devices cuda:0", "cpu"]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.data.box import Box
 from penstock.data.grid import Grid, flatten, indices, reflect, unflatten
 from penstock.inference.tiling.geometry import Brick, Geometry
+from penstock.inference.tiling.parts import Parts
 
 from ..geometries import geometries
 
@@ -86,7 +87,7 @@ def test_cores_own_every_voxel_once(geometry: Geometry) -> None:
 def test_bricks_bring_every_part_all_that_it_needs(geometry: Geometry) -> None:
     """Each voxel of each part is in the support of as many bricks of it as have its patches."""
     of_part: dict[int, list[Brick]] = defaultdict(list)
-    for brick in geometry.bricks():
+    for brick in Parts(geometry, 1).bricks():
         of_part[brick.part].append(brick)
     for number, part in enumerate(geometry.parts):
         patches, bricks = geometry.patches_for(part), of_part[number]
@@ -101,7 +102,7 @@ def test_bricks_bring_every_part_all_that_it_needs(geometry: Geometry) -> None:
 
 @given(geometries())
 def test_counts_are_those_of_the_real_sequence(geometry: Geometry) -> None:
-    bricks = list(geometry.bricks())
+    bricks = list(Parts(geometry, 1).bricks())
     assert geometry.count_bricks() == len(bricks)
     assert geometry.count_patches() == sum(brick.patches.size for brick in bricks)
     assert [brick.number for brick in bricks] == list(range(len(bricks)))

@@ -67,10 +67,10 @@ def facts(shape: tuple[int, ...], **changes: Any) -> Facts:
     """A uint16 volume in chunks of 128 on a machine of 64 GB."""
     given_ = {
         "domain": Box.of((0, 0, 0), shape), "source_itemsize": 2, "source_chunk": (128, 128, 128),
-        "source_origin": (0, 0, 0), "source_is_float": False,
-        "source_cache": None, "source_caches": True, "num_volumes": 1,
-        "batch": 64, "in_channels": 1, "out_channels": (1,), "out_itemsizes": (2,),
-        "sum_itemsizes": (0,),
+        "source_origin": (0, 0, 0), "flag_bytes": 0,
+        "source_cache": None, "num_volumes": 1,
+        "batch": 64, "in_channels": 1, "out_channels": 1, "out_bytes": 2,
+        "brick_voxel_bytes": (2,), "block_voxel_bytes": (2, 0), "summed": False,
         "write_grids": ((256, 256, 256),), "anchor": (0, 0, 0), "weight_bytes": 0,
         "forward_bytes": 0, "devices": ("cpu",), "base_bytes": 10**8,
         "available_bytes": 64 * 10**9, "device_bytes": None, "chunk_bytes": 2 * 128**3, "cores": 2,

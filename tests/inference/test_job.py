@@ -25,7 +25,7 @@ from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
 from penstock.inference.opening import job as opening_job
 from penstock.inference.opening import net, outputs
-from penstock.inference.opening.net import forward_peak, with_peak
+from penstock.inference.opening.net import with_peak_on
 from penstock.inference.run_folder.journal import Journal
 from penstock.instruments import environment
 from penstock.instruments.spans import Probe
@@ -178,18 +178,6 @@ def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
     assert folder is not None and folder.parent == group.parent
     assert folder.name.startswith(f"{group.name}-") and folder.suffix == ".penstock"
     assert opened(cast).run_dir == folder
-
-
-def test_a_run_into_a_group_leaves_nothing_else_there_and_resumes(tmp_path: Path) -> None:
-    group = tmp_path / "out.zarr"
-    spec = array_spec({"driver": "file", "path": str(group)}, "0", NINE)
-    source = arange(NINE, "uint8")
-    other = array_spec({"driver": "file", "path": str(group)}, "1", NINE)
-    for out in (spec, other):
-        penstock.run_inference(source, out, **SMALL)
-    assert {path.name for path in group.iterdir()} == {"0", "1"}
-    summary = penstock.run_inference(source, spec, resume=True, **SMALL)
-    assert summary.blocks_written == 0 and summary.blocks_skipped == summary.blocks_planned
 
 
 @pytest.mark.parametrize("inside", ["out.zarr", "out.zarr/run", "out.zarr/0/run", "link/run"])
@@ -355,10 +343,9 @@ class Works(nn.Module):
 def test_what_a_library_takes_is_counted_with_the_tensors() -> None:
     net, allocator = opened(None, model_type=Works()).net, Allocator()
     by_shapes = net.footprint.peak_bytes
-    measured = forward_peak(net, CPU, allocator)
+    measured = with_peak_on(net, CPU, allocator).footprint.peak_bytes
     assert by_shapes is not None and measured is not None and allocator.emptied
-    assert WORKSPACE < measured < WORKSPACE + by_shapes + 1000
-    assert with_peak(net, measured).footprint.peak_bytes == measured > by_shapes
+    assert max(WORKSPACE, by_shapes) < measured < WORKSPACE + by_shapes + 1000
 
 
 def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
@@ -366,5 +353,4 @@ def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
         opened(None, model_type=Works(room=False), head_kind="intensity").net,
         Allocator(),
     )
-    assert forward_peak(net, CPU, allocator) is None and allocator.emptied
-    assert with_peak(net, None).footprint == net.footprint
+    assert with_peak_on(net, CPU, allocator) == net and allocator.emptied

@@ -269,7 +269,7 @@ def test_processes_write_what_one_writes(tmp_path: Path) -> None:
             "not hold 300 objects",
         ),
         (np.ones((3, 3, 3), "u2"), {"fill_holes": True}, "give --no-equal"),
-        (np.ones((9, 9, 9), "u1"), {"block": (5, 4, 4)}, "is not whole chunks"),
+        (np.ones((9, 9, 9), "u1"), {"block": (5, 4, 4)}, "is not a multiple"),
         (np.ones((3, 3, 3), "u1"), {"max_memory": 2**20}, "take 130 MiB, and --max-memory allows"),
         (np.ones((3, 3), "u1"), {"table": Path("a.xls")}, "ends in .parquet or .csv"),
     ],

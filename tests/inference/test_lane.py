@@ -95,7 +95,7 @@ def test_it_is_the_brick_that_made_it_that_is_named() -> None:
     data[19, 19, 19] = 101
     begun = started(data, Overflows(), batch=64)
     assert begun.job.geometry.count_bricks() == 8
-    last = list(begun.job.geometry.bricks())[-1]
+    last = list(begun.job.plan.parts.bricks())[-1]
     with pytest.raises(StageError, match=r"NaN or infinite values from finite ones$") as caught:
         run_job(begun.job)
     assert (caught.value.stage, caught.value.where) == ("forward", str(last))
@@ -211,7 +211,7 @@ def test_the_next_brick_goes_up_before_the_net_is_at_work_on_this_one(
         queues.loaded[0].put(loaded)
     for _ in range(queues.readers):
         queues.loaded[0].close()
-    bricks, order = list(begun.job.geometry.bricks()), []
+    bricks, order = list(begun.job.plan.parts.bricks()), []
     upload, run_batch = Transfers.upload, Lane._run_batch
 
     def up(self: Transfers, loaded: Loaded) -> None:

@@ -110,23 +110,6 @@ def test_a_whole_shard_may_be_absent(tmp_path: Path) -> None:
     assert summary.chunks.absent == 8 + 2  # one of the three was in it
 
 
-def test_the_command_says_what_was_missing_and_error_ends_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An OME-Zarr group, as it comes from another program."""
-    source = tmp_path / "in.ome.zarr"
-    penstock.run_inference(arange(SHAPE), source, **KNOBS, chunks=16)
-    (source / "0/c/1/2/1").unlink()
-    words = f"infer --in-spec {source} --model-type identity --patch 12 --overlap 4".split()
-    assert main([*words, "--out-spec", str(tmp_path / "a.zarr")]) == 0
-    assert "Missing: 1 of 18 chunks" in capsys.readouterr().out
-    summary = json.loads((tmp_path / "a.zarr.penstock/summary.json").read_text())
-    assert summary["chunks"] == {"read": 18, "absent": 1}
-    more = ["--out-spec", str(tmp_path / "b.zarr"), "--missing", "error"]
-    assert main([*words, *more]) == 1
-    assert "chunk (0, 0, 1, 2, 1) of" in capsys.readouterr().err
-
-
 def test_a_chunk_of_several_channels_counts_once(tmp_path: Path) -> None:
     data = arange((4, 3, 8, 16, 16))
     source = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{tmp_path}/in/"},

@@ -155,22 +155,6 @@ def test_weights_beside_a_stranger_s_file_are_theirs(training: Path) -> None:
         result(weights=training / "best_model.pth")
 
 
-def test_the_plan_says_how_values_are_scaled(training: Path) -> None:
-    def values(**knobs: Any) -> str:
-        layer = {
-            "in_spec": RAMP,
-            "out_spec": RAMP * 0,
-            "model_type": Shift(),
-            "patch": 8,
-            "overlap": 2,
-        }
-        return dict(Job(build(InferConfig, layer, knobs)).plan.lines())["values"]
-
-    assert values(normalize="none") == "as they are"
-    assert values(normalize="fixed", norm_lower=1, norm_upper=3) == "1 becomes 0 and 3 becomes 1"
-    assert values(weights=training).startswith("100 becomes 0")
-
-
 def test_each_command_that_a_refusal_prints_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

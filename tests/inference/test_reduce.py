@@ -67,22 +67,6 @@ def test_scores_are_reduced_after_seams_are_joined(seam: str) -> None:
     np.testing.assert_array_equal(best, np.take_along_axis(right, order, 0))
 
 
-def test_an_argmax_of_patches_is_not_that_of_the_blend() -> None:
-    """The reason for the order: blended first, the labels at seams are others."""
-    one, other = np.zeros(SHAPE, "uint8"), np.zeros(SHAPE, "uint8")
-    reduced("blend", "argmax", one)
-    reduced("trim", "argmax", other)
-    assert 0 < (one != other).mean() < 0.5
-
-
-def test_a_new_output_of_labels_has_levels_by_mode(tmp_path: Path) -> None:
-    reduced("blend", "argmax", str(tmp_path / "out.zarr"), levels=2)
-    full, half = (penstock.open_source(str(tmp_path / "out.zarr"), level=level) for level in (0, 1))
-    assert full.dtype == half.dtype == np.uint8
-    assert set(np.unique(half.read(half.domain))) <= set(np.unique(full.read(full.domain)))
-    np.testing.assert_array_equal(full.read(full.domain)[0, 0], scores("blend").argmax(0))
-
-
 @pytest.mark.parametrize(("views", "count"), [("flips", 8), ("rotations", 4)])
 def test_a_mean_over_views_is_that_of_each(views: str, count: int) -> None:
     net, total, turns = Classes(), torch.zeros(4, *SHAPE), []
@@ -132,16 +116,9 @@ def test_scores_in_whole_numbers_say_what_they_stand_for(
     seam: str, version: str, tmp_path: Path
 ) -> None:
     right, out = scores(seam), str(tmp_path / "out.zarr")
-    how = {"model": Classes(), "head_kind": "scores", "seam_mode": seam, "out_dtype": "uint8"}
-    like = tmp_path / "in.zarr"
-    group = zarr.open_group(like, mode="w", zarr_format=2 if version == "0.4" else 3)
-    group.create_array("0", data=VOLUME, chunks=(8, 8, 8))
-    multiscale = {"axes": [{"name": name, "type": "space"} for name in "zyx"],
-                  "datasets": [{"path": "0", "coordinateTransformations": [
-                      {"type": "scale", "scale": [1, 1, 1]}]}]}  # fmt: skip
-    document = {"version": version, "multiscales": [{"version": version, **multiscale}]}
-    group.attrs.update(document if version == "0.4" else {"ome": document})
-    penstock.run_inference(str(like), out, levels=2, **how, **KNOBS)
+    how = {"model": Classes(), "head_kind": "scores", "seam_mode": seam, "out_dtype": "uint8",
+           "ome_zarr": version}  # fmt: skip
+    penstock.run_inference(VOLUME, out, levels=2, **how, **KNOBS)
     array = zarr.open_group(out)["0"]
     assert (array.dtype, array.attrs["scale_factor"]) == (np.uint8, 1 / 255)
     for level in (0, 1):  # both are read as what they stand for
@@ -149,7 +126,7 @@ def test_scores_in_whole_numbers_say_what_they_stand_for(
         assert source.dtype == np.float32 and 0.3 < source.read(source.domain).max() <= 1
     np.testing.assert_allclose(values(out)[0], right, atol=0.5 / 255 + 1e-6)
     assert main(["verify", out]) == 0
-    penstock.run_inference(str(like), out, levels=2, resume=True, **how, **KNOBS)
+    penstock.run_inference(VOLUME, out, levels=2, resume=True, **how, **KNOBS)
     numbers, best = str(tmp_path / "n.zarr"), str(tmp_path / "best.zarr")
     reduced(seam, "top:2", numbers, best, out_dtype=("uint8", "uint16"))  # type: ignore[arg-type]
     np.testing.assert_allclose(values(best)[0], -np.sort(-right, 0)[:2], atol=1e-5)

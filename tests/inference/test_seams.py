@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 import penstock
-from penstock.base import UsageError
 from penstock.data.grid import reflect
 from penstock.inference.opening import seams
 from penstock.inference.opening.job import Job
-from penstock.inference.opening.seam_error import SeamTrial
+from penstock.inference.opening.seam_error import SeamTrial, label_f1, seam_error_of
 from penstock.inference.run import run_job
-from penstock.inference.tiling.differences import label_f1, seam_error_of
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
-from penstock.models import REGISTRY, Reach, Reduction, load_model
+from penstock.models import REGISTRY, Model, Reach, Reduction, load_model
 from penstock.models.probes import find_reach
 from tests.networks import FAR, LOCAL, conv, seeded
 
@@ -148,6 +146,23 @@ def test_trim_voxels_and_a_halo_are_context_too() -> None:
     assert opened(out, overlap=None, patch=None, halo=3).geometry.overlap == (6,) * 3
 
 
+def test_an_automatic_patch_computes_less_and_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume, out = np.zeros((8, 200, 200), np.uint8), tmp_path / "out.zarr"
+    knobs: dict[str, Any] = {"in_spec": volume, "model_type": conv(1, 1), "overlap": None,
+                             "head_kind": "intensity"}  # fmt: skip
+    plain = opened(out, patch=None, **knobs)
+    best = opened(out, patch="auto", batch="auto", **knobs)
+    assert isinstance(best.config.patch, tuple) and best.config.batch is None  # on a CPU
+    assert best.plan.patch_amplification < 0.95 * plain.plan.patch_amplification
+    run_job(best)
+    monkeypatch.setattr(seams, "_MOST_CUTS", 0)  # another machine would choose another
+    again = opened(out, patch="auto", batch="auto", resume=True, **knobs)
+    assert again.geometry.patch == best.geometry.patch
+    assert run_job(again).blocks_written == 0
+
+
 @pytest.mark.slow
 def test_a_resumed_run_obeys_the_recorded_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,7 +177,6 @@ def test_a_resumed_run_obeys_the_recorded_cut(
         raise AssertionError("it was inspected again")
 
     monkeypatch.setattr(seams, "_HERE", {})
-    monkeypatch.setattr(seams, "known_reach", refuses)
     monkeypatch.setattr(seams, "find_reach", refuses)
     monkeypatch.setattr(seams, "chunk_and_halo", refuses)
     again = penstock.run_inference(volume, out, model=net, resume=True, **knobs)
@@ -173,19 +187,28 @@ def test_what_is_found_is_kept_by_weights_and_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(seams, "_HERE", {})
-    model = load_model(conv(1, 1))
-    reach = seams.reach_of(model, 3)
-    monkeypatch.setattr(seams, "_HERE", {})
-    assert seams.known_reach(model, 3) == reach
-    assert seams.known_reach(load_model(conv(1, 1)), 3) is None  # has other weights
+    model, found = load_model(conv(1, 1)), list[Reach]()
+
+    def find(*given: Any) -> Reach:
+        found.append(find_reach(*given))
+        return found[-1]
+
+    def anew(model: Model) -> bool:
+        """Whether a new process looks for what a model sees."""
+        monkeypatch.setattr(seams, "_HERE", {})
+        before = len(found)
+        assert seams.reach_of(model, 3) == found[-1]
+        return len(found) > before
+
+    monkeypatch.setattr(seams, "find_reach", find)
+    assert anew(model) and not anew(model)
     (file,) = (tmp_path / "cache").rglob("*.json")
     file.write_text("{")
-    monkeypatch.setattr(seams, "_HERE", {})
-    assert seams.known_reach(model, 3) is None
+    assert anew(model) and not anew(model)
+    assert anew(load_model(conv(1, 1)))  # has other weights
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert seams.reach_of(model, 3) == reach
+    assert anew(model) and anew(model)
 
 
 @pytest.mark.parametrize(
@@ -214,20 +237,6 @@ def test_exact_is_said_of_patches_on_the_grid_alone() -> None:
     assert not is_exact(reach, (64,) * 3, (12,) * 3)
     assert not is_exact(reach, (66,) * 3, (18,) * 3)
     assert not is_exact(Reach("it sees far"), (64,) * 3, (16,) * 3)
-
-
-def test_a_default_patch_may_be_larger_than_a_block_that_is_named(tmp_path: Path) -> None:
-    volume = np.random.default_rng(0).random((20, 34, 40))
-    net = seeded(LOCAL["plain"][0])
-    whole = np.zeros_like(volume)
-    knobs: dict[str, Any] = {"head_kind": "intensity", "devices": "cpu", "model": net}
-    penstock.run_inference(volume, whole, **knobs)
-    out = tmp_path / "out.zarr"
-    penstock.run_inference(volume, out, block=16, chunks=16, **knobs)
-    source = penstock.open_source(out)
-    assert np.array_equal(source.read(source.domain)[0, 0], whole)
-    with pytest.raises(UsageError, match="16 is smaller than"):
-        penstock.run_inference(volume, tmp_path / "b.zarr", block=16, chunks=16, patch=48, **knobs)
 
 
 def _trial(job: Job, **more: Any) -> SeamTrial:
@@ -316,13 +325,3 @@ def test_the_device_and_the_dtype_of_the_job_measure_about_the_same(
     one, other = _trial(job).error(200, 2**30), there.error(200, 2**30)
     assert one is not None and other is not None and one != other
     assert other.by_distance[0] == pytest.approx(one.by_distance[0], rel=0.2)
-
-
-def test_a_local_network_differs_nowhere() -> None:
-    volume = np.random.default_rng(0).random((60, 60, 60))
-    job = opened(
-        np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,),
-        model_type=seeded(lambda: nn.Sequential(conv(1, 2), conv(2, 1))), head_kind="intensity",
-    )  # fmt: skip
-    error = _trial(job).error(999, 2**30)
-    assert error is not None and max(error.by_distance) < 1e-6 and error.halving is None

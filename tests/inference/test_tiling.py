@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from penstock.data.box import Box
 from penstock.data.grid import Grid, indices, reflect
-from penstock.inference.planning.plan import make_plan
-from penstock.inference.tiling.geometry import Geometry
+from penstock.inference.tiling.geometry import Geometry, patches_in_row
 from penstock.inference.tiling.parts import Parts, fit_parts
-from penstock.inference.tiling.rows import patches_in_row
 from penstock.inference.tiling.stitch import Assembly, shares, window
 from penstock.inference.tiling.traffic import (
     CacheLevel,
@@ -27,40 +25,15 @@ from penstock.inference.tiling.traffic import (
 )
 from penstock.models.recipe import Sliding
 
-from ..geometries import STEPS, geometries, inner_boxes
-from ..laws import COSTLY
-from .kit import SEED, config, facts
+from ..geometries import STEPS, geometries
 
 LEVELS: tuple[CacheLevel, ...] = ("layer", "row", "none")
 
 
-@st.composite
-def long_geometries(draw: st.DrawFn) -> Geometry:
-    """One axis long enough for every kind of brick, with an overlap of up to 15 strides; the
-    others short. Origins and anchors lie anywhere, parts are one or many."""
-    long, seam = draw(st.integers(0, 2)), draw(st.sampled_from(["trim", "blend"]))
-    shape = tuple(draw(st.integers(1, 40 if axis == long else 5)) for axis in range(3))
-    patch = tuple(draw(st.integers(1, 16 if axis == long else 4)) for axis in range(3))
-    block = tuple(draw(st.integers(1, 9)) for _ in range(3))
-    domain = Box.of(tuple(draw(st.integers(-30, 30)) for _ in range(3)), shape)
-    return Geometry(
-        domain=domain,
-        patch=patch,
-        overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
-        seam=seam,
-        block=block,
-        anchor=tuple(draw(st.integers(-12, 12)) for _ in range(3)),
-        part=tuple(u * draw(st.integers(1, 5)) for u in block),
-        patches_per_brick=tuple(draw(st.integers(1, 4)) for _ in range(3)),
-        steps=draw(st.sampled_from(STEPS)) if seam == "blend" else "context",
-        inner=draw(st.none() | inner_boxes(domain)),
-    )
-
-
-@given(long_geometries())
+@given(geometries(long=True))
 def test_the_largest_brick_is_as_long_as_the_longest_on_every_axis(geometry: Geometry) -> None:
     lengths: dict[str, list[tuple[int, ...]]] = {"read": [], "support": [], "hull": []}
-    for brick in geometry.bricks():
+    for brick in Parts(geometry, 1).bricks():
         lengths["read"].append(brick.read.shape)
         lengths["support"].append(brick.support.shape)
         hull = brick.read.hull(read_range(brick.read, geometry.domain))
@@ -100,7 +73,9 @@ def decoded(geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...])
 
 
 @given(
-    long_geometries(), st.tuples(*[st.integers(1, 9)] * 3), st.tuples(*[st.integers(-50, 50)] * 3)
+    geometries(long=True),
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.tuples(*[st.integers(-50, 50)] * 3),
 )
 def test_decoded_voxels_are_those_of_the_chunks_touched(
     geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...]
@@ -109,7 +84,7 @@ def test_decoded_voxels_are_those_of_the_chunks_touched(
     assert counted == decoded(geometry, chunk, origin)
 
 
-@given(long_geometries(), st.tuples(*[st.integers(1, 9)] * 3))
+@given(geometries(long=True), st.tuples(*[st.integers(1, 9)] * 3))
 def test_better_caches_hold_more_and_decode_less(
     geometry: Geometry, chunk: tuple[int, ...]
 ) -> None:
@@ -138,7 +113,7 @@ def most_open(geometry: Geometry) -> int:
     return peak
 
 
-@given(long_geometries())
+@given(geometries(long=True))
 def test_the_open_peak_is_that_of_the_worst_part(geometry: Geometry) -> None:
     assert open_peak(geometry) == most_open(geometry)
 
@@ -188,7 +163,7 @@ def test_assembly_gives_every_block_once_and_whole(geometry: Geometry, channels:
         lambda head, shape: np.zeros((channels, *shape), np.float32),
         [geometry.seam == "blend", False],
     )
-    for brick in geometry.bricks():
+    for brick in Parts(geometry, 1).bricks():
         piece = data[(slice(None), *brick.support.within(geometry.domain))]
         core = data[(slice(None), *brick.core.within(geometry.domain))]
         if geometry.seam == "blend":
@@ -243,16 +218,8 @@ def test_every_block_is_in_one_part(parts: Parts) -> None:
     assert writers == Counter((volume, block) for volume in volumes for block in blocks)
 
 
-@COSTLY
 @given(cut())
-def test_the_bricks_of_all_parts_are_those_of_the_job(parts: Parts) -> None:
-    volumes = range(parts.num_volumes)
-    whole = [
-        (b.volume, b.part, b.patches)
-        for volume in volumes
-        for b in parts.geometry.bricks(volume_number=volume)
-    ]
-    assert [(b.volume, b.part, b.patches) for b in parts.bricks(range(len(parts)))] == whole
+def test_all_parts_are_as_large_as_the_job(parts: Parts) -> None:
     extent = parts.extent(range(len(parts)))
     assert extent.patches == parts.geometry.count_patches() * parts.num_volumes
     assert extent.voxels == parts.geometry.domain.size * parts.num_volumes
@@ -283,10 +250,3 @@ def test_workers_that_are_alike_end_together(workers: int, most: float) -> None:
     patches = [geometry.patches_for(part.box).size for part in Parts(geometry, 1)]
     shares = [sum(patches[worker::workers]) for worker in range(workers)]
     assert max(shares) <= most * CUBE.count_patches()
-
-
-def test_a_petabyte_is_cut_without_a_list() -> None:
-    plan = make_plan(config(workers=1000), facts((80_000, 80_000, 80_000)), SEED)
-    last = plan.parts[len(plan.parts) - 1]
-    assert last.box.stop == (80_000, 80_000, 80_000)
-    assert plan.num_patches < 1.2 * make_plan(config(), facts((80_000,) * 3), SEED).num_patches

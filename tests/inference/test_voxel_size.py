@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from penstock.data.box import Box
 from penstock.data.resampling import Resampling
 from penstock.data.stores.open import open_sink, open_source
 from penstock.inference.tiling.geometry import Geometry
+from penstock.inference.tiling.parts import Parts
 from penstock.inference.tiling.stitch import Assembly
 from penstock.inference.tiling.traffic import open_peak
 from penstock.models.load import load_model
@@ -30,7 +29,7 @@ from penstock.models.recipe import Recipe
 from ..geometries import geometries
 from ..later import imported_later
 from ..parameters import mainly
-from .kit import KILLED, Array, values
+from .kit import Array, values
 
 ndimage = imported_later("scipy.ndimage")
 SHAPE = (12, 29, 23)
@@ -100,24 +99,6 @@ def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
             break
 
 
-@pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_same_bytes(volume: str, tmp_path: Path) -> None:
-    flags = [
-        "--in-spec", volume, "--model-type", "denoise-tiny", "--devices", "cpu", "--patch", "8",
-        "--overlap", "4", "--block", "8", "--chunks", "8", "--voxel-size", "1", "0.8", "0.3", "um",
-        "--seam-mode", "blend",
-    ]  # fmt: skip
-    whole, out = str(tmp_path / "whole.ome.zarr"), str(tmp_path / "out.ome.zarr")
-    infer = [sys.executable, "-m", "penstock", "infer", *flags]
-    subprocess.run([*infer, "--out-spec", whole], check=True, capture_output=True)
-    command = [sys.executable, "-c", KILLED, *flags, "--out-spec", out, "9"]
-    assert subprocess.run(command, capture_output=True).returncode == -9
-    subprocess.run([*infer, "--out-spec", out, "--resume"], check=True, capture_output=True)
-    assert np.array_equal(values(out), values(whole))
-    verify = [sys.executable, "-m", "penstock", "verify", out, "--recompute", "0.2"]
-    assert subprocess.run(verify, capture_output=True).returncode == 0
-
-
 @given(geometries(), st.tuples(*[st.integers(1, 12)] * 3), st.sampled_from([0, 1]))
 def test_bricks_make_blocks_of_another_grid(
     geometry: Geometry, shape: tuple[int, ...], order: int
@@ -134,7 +115,7 @@ def test_bricks_make_blocks_of_another_grid(
         assembly = Assembly(
             geometry, lambda head, sides: np.zeros((1, *sides), (float, int)[head]), [True, False]
         )
-        for brick in geometry.bricks([number]):
+        for brick in Parts(geometry, 1).bricks([number]):
             support = np.zeros((1, *brick.support.shape))
             core = brick.core.within(brick.support)
             support[(slice(None), *core)] = array[brick.core.within(domain)]

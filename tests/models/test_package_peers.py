@@ -22,8 +22,7 @@ import yaml
 from penstock.base.config.infer import InferConfig
 from penstock.base.errors import UsageError
 from penstock.data import open_source
-from penstock.inference.opening.selection import channels_of
-from penstock.inference.opening.voxel_sizes import check_orientation
+from penstock.inference.opening.selection import channels_of, check_orientation
 from penstock.models.load import load_model
 from penstock.models.recipe import Recipe
 

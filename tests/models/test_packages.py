@@ -16,6 +16,7 @@ from torch import nn
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
+from penstock.inference.opening import sample as opening_sample
 from penstock.models.load import load_model
 from penstock.models.packages.bioimageio import Chain
 from penstock.models.packages.package import Parcel
@@ -82,7 +83,7 @@ def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path) -> None:
+def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = nnunet(
         tmp_path / "net", [unet(0)],
         configuration={"normalization_schemes": ["ZScoreNormalization"]},
@@ -91,16 +92,17 @@ def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path) -> None:
     inner = volume[:, 4:20, 3:19, 5:21]
     inner[...] = noise(1, 16, 16, 16)
     out = np.full((1, 24, 24, 24), 9, "uint8")
-    penstock.run_inference(
-        volume[0], out[0], model=str(folder), devices="cpu", run_dir=tmp_path / "run",
-        voxel_size="none",
-    )  # fmt: skip
+    knobs: dict[str, Any] = {"model": str(folder), "devices": "cpu", "run_dir": tmp_path / "run",
+                             "voxel_size": "none"}  # fmt: skip
+    penstock.run_inference(volume[0], out[0], **knobs)
     counted = json.loads((tmp_path / "run" / "statistics.json").read_text())["0"]
     assert counted["lower"] == pytest.approx(inner.mean())
     assert counted["scale"] == pytest.approx(inner.std())
     outside = np.ones(out.shape, bool)
     outside[:, 4:20, 3:19, 5:21] = False
     assert not out[outside].any() and (out[~outside] != 9).all()
+    monkeypatch.setattr(opening_sample, "nonzero_box", None)  # the run's record has the box
+    assert penstock.run_inference(volume[0], out[0], **knobs, resume=True).blocks_written == 0
 
 
 class Foreign:
@@ -126,7 +128,7 @@ def test_what_an_nnunet_wants_and_is_not_done_is_refused(
     assert "os.system" in refused(configuration={"architecture": said})
     both = {"normalization_schemes": ["NoNormalization"] * 2, "use_mask_for_norm": [False] * 2}
     nnunet(folder, [unet(0, 2)], channels={"0": "CT", "1": "PET"}, configuration=both)
-    with pytest.raises(UsageError, match=r"takes 2 \(CT, PET\); give"):
+    with pytest.raises(UsageError, match=r"takes 2 \(CT, PET\) at once; .* give"):
         infer(noise(1, 16, 16, 16), folder, np.zeros((1, 16, 16, 16), "uint8"))
     nnunet(folder, [unet(0)])
     state = {"network_weights": {}, "logging": Foreign()}

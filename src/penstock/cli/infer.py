@@ -117,9 +117,9 @@ def _run_on_cluster(config: InferConfig) -> int:
 
 def show_plan(config: InferConfig) -> Plan:
     """Print the plan of a job. Raises `Refused` if the job does not fit."""
-    from ..inference import plan_job
+    from ..inference import Job
 
-    plan = plan_job(config)
+    plan = Job(config).plan
     print_plan(plan)
     plan.refuse()
     return plan

@@ -5,8 +5,6 @@ from .objects.object_table import Cutout as Cutout
 from .objects.object_table import PlaneEnds as PlaneEnds
 from .opening.heads import Clipped as Clipped
 from .opening.job import Job as Job
-from .opening.plans import plan_inference as plan_inference
-from .opening.plans import plan_job as plan_job
 from .opening.seams import reach_of as reach_of
 from .planning.at_scale import scale_lines as scale_lines
 from .planning.plan import Plan as Plan
@@ -15,6 +13,7 @@ from .repair import recompute_blocks as recompute_blocks
 from .repair import repair_run as repair_run
 from .repair import sample as sample
 from .repair import take_off as take_off
+from .run import plan_inference as plan_inference
 from .run import run_inference as run_inference
 from .run import run_job as run_job
 from .run_folder.ending import EndRequest as EndRequest

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..base import InferConfig, build, modes_kept, names_parameters
 from .opening.job import Job
+from .planning.plan import Plan
 from .run_folder.ending import EndRequest
 from .stages.beginning import begun, completed
 from .stages.output_levels import first_levels
@@ -17,6 +18,27 @@ from .stages.pipeline import compute
 from .stages.run import Run
 from .stages.statistics import find_scalings
 from .stages.summary import Progress, Summary
+
+
+@names_parameters(InferConfig, model_type="model")
+def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
+    """Plan what `run_inference` would do, without doing it.
+
+    Args:
+        in_spec: As for `run_inference`.
+        out_spec: As for `run_inference`.
+        model: As for `run_inference`.
+        knobs: As for `run_inference`.
+
+    Returns:
+        Counts, bytes and memory of the job.
+
+    Raises:
+        UsageError: The job cannot be done as asked. Nothing was created.
+    """
+    named = {"in_spec": in_spec, "out_spec": out_spec, "model_type": model}
+    with modes_kept(model):
+        return Job(build(InferConfig, named, knobs)).plan
 
 
 @names_parameters(InferConfig, model_type="model")

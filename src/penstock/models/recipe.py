@@ -31,7 +31,7 @@ class HeadRecipe:
 
 
 Steps = Literal["context", "inset", "narrowed", "moved"]
-"""The way in which patches follow each other along an axis; see `inference/tiling/rows.py`."""
+"""The way in which patches follow each other along an axis; see `inference/tiling/geometry.py`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,8 @@ def facts_of(job: Job) -> dict[str, Any]:
     """What a job has settled, for the record."""
     plan, net = job.plan, job.net
     return {
-        "patch": list(plan.shape.patch[-net.shape.model_axes :]),
-        "overlap": list(plan.shape.overlap),
+        "patch": list(plan.geometry.patch[-net.shape.model_axes :]),
+        "overlap": list(plan.geometry.overlap),
         "block": list(plan.geometry.block),
         "batch": net.batch,
         "threads": job.maker()["threads"],

@@ -43,8 +43,6 @@ class Forward:
         with self.autocast():
             heads = model.heads(self.module(batch.to(model.dtype)))
         outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
-        if len(outputs) == 1 and len(self.job.heads) > 1:
-            outputs = list(outputs[0].split(1, dim=1))
         return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
 
     def _checked(self, heads: Mapping[str, Tensor], sides: tuple[int, ...]) -> list[Tensor]:

@@ -30,6 +30,7 @@ from ...base import (
 )
 from ...data import Box, Grid, Sink, Source, in_words, overlap
 from ...instruments import available_memory
+from ..planning.cuts import block_shape
 from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
 from .block_work import BlockWork
 from .components import ComponentRule, checked_connectivity, matter_of
@@ -75,10 +76,10 @@ class LabelJob:
         if config.run_dir is not None:
             check_folder(self.folder, "--run-dir")
         given = [Path(each) for each in (config.in_spec, config.intensity) if isinstance(each, str)]
-        check_outputs(
-            ("--table", config.table), replace=config.overwrite or config.resumes, inputs=given
-        )
-        block = _block_of(self.sink, config.block)
+        replaces = config.overwrite or config.resumes
+        check_outputs(("--table", config.table), replace=replaces, inputs=given)
+        cell, space = self.sink.write_grid[2:], self.sink.domain.shape[2:]
+        block = block_shape(config.block, cell, space, BLOCK_VOXELS)
         grid = Grid(self.domain, (1, 1, *block), self.sink.grid_origin)
         self.views: ViewWork | None = None
         if config.decodes:
@@ -185,24 +186,6 @@ def _beside(sink: Sink) -> Path:
     if run_dir is None:
         raise UsageError("--run-dir DIR is needed for an output that is no store")
     return run_dir
-
-
-def _block_of(sink: Sink, said: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape of a block: what is said, else whole chunks of about a size, nearly a cube."""
-    cell, space = sink.write_grid[2:], sink.domain.shape[2:]
-    if said is not None:
-        block = (*cell[: 3 - len(said)], *said)
-        ends = zip(block, cell, space, strict=True)
-        if any(side % by and side < all_of for side, by, all_of in ends):
-            words = " ".join(map(str, cell))
-            raise UsageError(f"--block {said}: is not whole chunks of the output, {words} (z y x)")
-        return block
-    sides = list(cell)
-    while True:
-        shorter = [axis for axis in range(3) if sides[axis] < space[axis]]
-        if not shorter or 2 * np.prod(sides) > BLOCK_VOXELS:
-            return tuple(sides)
-        sides[min(shorter, key=lambda axis: sides[axis])] *= 2
 
 
 def _rule_of(config: LabelConfig, source: Source) -> ComponentRule:

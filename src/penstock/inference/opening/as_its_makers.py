@@ -1,13 +1,19 @@
-"""The settings of a job with what its network's makers say, where the user says nothing."""
+"""The settings of a job with what its network's makers say, where the user says nothing.
+
+The scaling of values before the network sees them is as asked, as trained, or by default. A default
+never depends on the block: percentiles of the whole volume are counted before the first patch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...base import InferConfig
-from ...data import SAME
+import numpy as np
+
+from ...base import InferConfig, UsageError
+from ...data import SAME, Normalisation
 from ...models import Recipe, Sliding
 from .heads import HeadPlan
 
@@ -68,3 +74,91 @@ def sliding_of(config: InferConfig, recipe: Recipe | None, heads: Iterable[HeadP
 
 def _shown(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesPlan:
+    """How the values of volumes are normalised."""
+
+    each: tuple[Normalisation, ...]
+    """One for all channels of a volume together, or one for each."""
+    by_block: bool
+    """True if it is done by percentiles of each block."""
+    line: str
+    """The normalisation in words."""
+
+    @property
+    def counted(self) -> bool:
+        """True if numbers of whole volumes are counted before the first patch."""
+        return not self.by_block and any(how.counts is not None for how in self.each)
+
+    def passes(self, dtype: np.dtype[Any]) -> int:
+        """Times that an input is read to count its values: twice for percentiles of more than 16
+        bits."""
+        twice = dtype.itemsize > 2 and any(how.counts == "percentiles" for how in self.each)
+        return self.counted * (1 + twice)
+
+
+def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConfig, ValuesPlan]:
+    """The settings with the normalisation decided, and what it is."""
+    said = config.asked_normalization
+    ranged = config.model_fields_set & {"norm_lower", "norm_upper", "norm_level"}
+    if recipe is not None and said is None and not ranged:
+        if recipe.refused:
+            raise UsageError(recipe.refused)
+        if recipe.normalisation:
+            return _as_trained(config, recipe)
+    by_default = ", by default" if said is None else ""
+    config = config.model_copy(update={"normalize": said or "global"})
+    lower, upper, least = config.norm_lower, config.norm_upper, config.eps
+    counted = "the whole volume"
+    if config.mask is not None or config.box is not None:
+        counted = "what lies inside " + " and ".join(
+            flag
+            for flag, value in (("--mask", config.mask), ("--box", config.box))
+            if value is not None
+        )
+    percentiles = Normalisation("percentiles", lower, upper, least)
+    fixed = Normalisation(lower=lower, upper=upper, least=least)
+    change = ", so they change with --block"
+    ways = {
+        "none": (Normalisation(), "as they are"),
+        "fixed": (fixed, fixed.line()),
+        "zscore": (
+            Normalisation("moments", least=least),
+            f"z-score by mean and deviation of {counted}",
+        ),
+        "zscore-nonzero": (
+            Normalisation("moments", least=least, nonzero=True),
+            f"z-score by mean and deviation of what is not 0 in {counted}, and 0 elsewhere",
+        ),
+        "global": (percentiles, f"percentiles {lower:g} and {upper:g} of {counted}{by_default}"),
+        "percentile": (
+            percentiles,
+            f"percentiles {lower:g} and {upper:g} of each block and its halo{change}",
+        ),
+    }
+    how, line = ways[said or "global"]
+    if recipe is not None and (recipe.normalisation or recipe.refused):
+        line += f", in place of what {recipe.place} says"
+    return config, ValuesPlan((how,), said == "percentile", line)
+
+
+def _as_trained(config: InferConfig, recipe: Recipe) -> tuple[InferConfig, ValuesPlan]:
+    """The settings and values by a recipe."""
+    each = recipe.normalisation
+    lines = list(dict.fromkeys(how.line() for how in each))
+    if len(lines) > 1:
+        lines = [f"{name}: {how.line()}" for name, how in zip(_names(recipe), each, strict=True)]
+    counted = any(how.counts is not None for how in each)
+    update: dict[str, object] = {"normalize": "zscore" if counted else "fixed"}
+    if len(each) == 1 and not counted:
+        update |= {"norm_lower": each[0].lower, "norm_upper": each[0].upper}
+    line = f"{'; '.join(lines)}, as {recipe.place} says"
+    return config.model_copy(update=update), ValuesPlan(each, False, line)
+
+
+def _names(recipe: Recipe) -> tuple[str, ...]:
+    """Names of the channels of a recipe that has a normalisation for each."""
+    numbers = range(len(recipe.normalisation))
+    return recipe.channels or tuple(f"channel {number}" for number in numbers)

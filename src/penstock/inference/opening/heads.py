@@ -8,13 +8,13 @@
                 integers of the net, never converted to floats
 
 An existing output, or ``--out-dtype``, sets another dtype. The kind of a head comes from the user,
-from the registry of models, or from a test on a patch of the input (`head_kinds`).
+from the registry of models, or from a test on a patch of the input (`with_kinds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -43,26 +43,21 @@ def is_wide(dtype: np.dtype[Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPart:
-    """The part of a model that one output takes: a head, or a channel of the only head."""
+class HeadFacts:
+    """A head of the network, and its kind, as far as they are known before its output is opened."""
 
     name: str
     channels: int
-    dtype: str
-    """Dtype of the head, by torch's name."""
-    channel: int | None = None
-    """Channel of the only head, if each channel has its own output; else None."""
+    returned: str
+    """Dtype in which the network returns it, by torch's name."""
     reduction: Reduction | None = None
-    """The way in which its blended scores are reduced; None if they are not."""
+    """The way in which blended scores are reduced before they are written; None if they are not."""
     factors: tuple[Fraction, ...] = SAME
     """Voxels that it has for one of the input, along z y x."""
     recipe: HeadRecipe | None = None
     """The wishes of its makers; None if they say nothing, or if the user says another kind."""
-
-    @property
-    def head(self) -> str:
-        """The name of its head."""
-        return self.name if self.channel is None else self.name.rpartition(".")[0]
+    kind: HeadKind = "intensity"
+    origin: Origin = "assumed"
 
     @property
     def written(self) -> int:
@@ -72,14 +67,11 @@ class HeadPart:
         return next(iter(self.reduction.heads(self.name, self.channels).values()))
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPlan:
-    """How the values of a head are treated between the net and the output."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlan(HeadFacts):
+    """How the values of a head are treated between the net and the output. What is reduced once it
+    is blended is blended as scores."""
 
-    name: str
-    channels: int
-    kind: HeadKind
-    origin: Origin
     dtype: np.dtype[Any]
     """Dtype of the output."""
     work: np.dtype[Any]
@@ -87,22 +79,13 @@ class HeadPlan:
     the dtypes need it."""
     blended: bool
     denormalized: bool
-    reduction: Reduction | None = None
-    """The way in which blended scores are reduced before they are written; None if they are not."""
-    written: int = 0
-    """Number of channels that the output gets."""
-    gain: float = 1.0
+    gain: float
     """The number that stands for 1 in the output."""
-
-    grid: ScaledGrid = field(default_factory=ScaledGrid)
+    grid: ScaledGrid
     """The grid of its values."""
-    resampled: bool = False
-    """True if its values are interpolated between voxels on their way to the output's grid."""
-
-    @property
-    def summed(self) -> bool:
-        """Whether bricks are added up to blocks."""
-        return self.blended or self.resampled
+    summed: bool
+    """True if bricks are added up to blocks, as patches are blended or values are interpolated on
+    their way to the output's grid."""
 
     @property
     def kept(self) -> np.dtype[Any]:
@@ -122,126 +105,108 @@ class HeadPlan:
         return f"{self.name}: {self.kind}{assumed}; {back}, {seam}{how}, {self.dtype}{scale}{grid}"
 
 
-def split(
+def facts_of_heads(
     heads: Sequence[Head],
     num_outputs: int,
     model: str,
     recipes: Mapping[str, HeadRecipe],
     reduction: Reduction | None = None,
-) -> list[HeadPart]:
-    """The part of the model that each output takes: a head, or a channel of the only head.
+) -> list[HeadFacts]:
+    """The heads of a model, one for each output.
 
     ``recipes`` is what is to be obeyed of what is said of each head, ``reduction`` what becomes of
     scores once they are blended.
 
-    Raises `UsageError` if the number of outputs fits neither.
+    Raises `UsageError` if there are more or fewer outputs.
     """
-    dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
-    if len(heads) == 1 < num_outputs == heads[0].channels and reduction is None:
-        only = heads[0].name
-        one = HeadPart(only, 1, dtypes[0], 0, None, _of_three(heads[0]), recipes.get(only))
-        return [replace(one, name=f"{only}.{i}", channel=i) for i in range(num_outputs)]
     if len(heads) != num_outputs:
         shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
         raise UsageError(
             f"model {model} returns {plural(len(heads), 'head')}, {shown}, but --out-spec "
             f"names {num_outputs}"
         )
-    pairs = zip(heads, dtypes, strict=True)
     return [
-        HeadPart(
-            head.name,
-            head.channels,
-            dtype,
-            None,
-            reduction,
-            _of_three(head),
-            recipes.get(head.name),
+        HeadFacts(
+            name=head.name,
+            channels=head.channels,
+            returned=str(head.dtype).removeprefix("torch."),
+            reduction=reduction,
+            factors=(*SAME[len(head.factors) :], *head.factors),
+            recipe=recipes.get(head.name),
         )
-        for head, dtype in pairs
+        for head in heads
     ]
 
 
-def _of_three(head: Head) -> tuple[Fraction, ...]:
-    """The factors of a head along z y x."""
-    return (*SAME[len(head.factors) :], *head.factors)
-
-
-def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[HeadKind | None]:
-    """The kind that ``--head-kind`` gives each part, None if it gives none.
+def said_kinds(said: Sequence[str] | None, heads: Sequence[HeadFacts]) -> list[HeadKind | None]:
+    """The kind that ``--head-kind`` gives each head, None if it gives none.
 
     Raises `UsageError` for a name that no head has, and for too few or too many kinds.
     """
     if said is None:
-        return [None] * len(parts)
+        return [None] * len(heads)
     named = dict(word.rsplit("=", 1) for word in said if "=" in word)
     if named:
-        names = {part.name for part in parts} | {part.head for part in parts}
-        for name in named:
-            if name not in names:
-                shown = ", ".join(part.name for part in parts)
-                raise UsageError(f"--head-kind {name!r}: the model has no such head, but {shown}")
-        kinds = [named.get(part.name, named.get(part.head)) for part in parts]
-        return cast("list[HeadKind | None]", kinds)
-    if len(said) not in (1, len(parts)):
+        names = [head.name for head in heads]
+        for name in named.keys() - names:
+            raise UsageError(
+                f"--head-kind {name!r}: the model has no such head, but {', '.join(names)}"
+            )
+        return cast("list[HeadKind | None]", [named.get(name) for name in names])
+    if len(said) not in (1, len(heads)):
         raise UsageError(
-            f"--head-kind names {len(said)} kinds but the model has {plural(len(parts), 'head')}"
+            f"--head-kind names {len(said)} kinds but the model has {plural(len(heads), 'head')}"
         )
-    return cast("list[HeadKind | None]", [*said] * len(parts) if len(said) == 1 else [*said])
+    return cast("list[HeadKind | None]", [*said] * len(heads) if len(said) == 1 else [*said])
 
 
-def default_dtype(kind: HeadKind, part: HeadPart, source: np.dtype[Any]) -> np.dtype[Any]:
+def default_dtype(head: HeadFacts, source: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a new output. Labels that a net returns as floats become int32."""
-    if part.reduction is not None and kind == "labels":
-        name = str(part.reduction.dtype(part.channels)).removeprefix("torch.")
+    if head.reduction is not None and head.kind == "labels":
+        name = str(head.reduction.dtype(head.channels)).removeprefix("torch.")
         return np.dtype(name)
-    if part.recipe is not None and part.recipe.dtype is not None:
-        return np.dtype(part.recipe.dtype)
-    if kind == "intensity":
+    if head.recipe is not None and head.recipe.dtype is not None:
+        return np.dtype(head.recipe.dtype)
+    if head.kind == "intensity":
         return source
-    if kind == "scores":
+    if head.kind == "scores":
         return np.dtype(np.float32)
-    if part.dtype == "bool":
+    if head.returned == "bool":
         return np.dtype(np.uint8)
-    return np.dtype(part.dtype if "int" in part.dtype else np.int32)
+    return np.dtype(head.returned if "int" in head.returned else np.int32)
 
 
 def plan_heads(
     config: InferConfig,
-    parts: Sequence[HeadPart],
-    kinds: Sequence[tuple[HeadKind, Origin]],
+    facts: Sequence[HeadFacts],
     sinks: Sequence[Sink],
     *,
     fine: bool,
-    scalings: int = 1,
-    corner: tuple[int, ...] = (0, 0, 0),
-    resampled: bool = False,
+    scalings: int,
+    corner: tuple[int, ...],
+    resampled: bool,
 ) -> tuple[HeadPlan, ...]:
     """How each head is treated, for its output. ``fine`` says that patches are normalised in
     float64, ``scalings`` how many of them a volume has, ``corner`` where the grids of heads begin,
     ``resampled`` that outputs lie on another grid than patches."""
     heads = []
-    for part, (kind, origin), sink in zip(parts, kinds, sinks, strict=True):
-        dtype = sink.dtype
-        wide = (fine or part.dtype == "float64") and is_wide(dtype)
-        rescaled = part.recipe is not None and part.recipe.scaling is not None
+    for head, sink in zip(facts, sinks, strict=True):
+        if head.reduction is not None:
+            head = replace(head, kind="scores")
+        wide = (fine or head.returned == "float64") and is_wide(sink.dtype)
+        rescaled = head.recipe is not None and head.recipe.scaling is not None
         heads.append(
             HeadPlan(
-                name=part.name,
-                channels=part.channels,
-                kind=kind,
-                origin=origin,
-                dtype=dtype,
+                **{field.name: getattr(head, field.name) for field in fields(head)},
+                dtype=sink.dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
-                blended=config.seam_mode == "blend" and kind != "labels",
-                grid=ScaledGrid(part.factors, corner),
-                resampled=resampled and kind != "labels",
+                blended=config.seam_mode == "blend" and head.kind != "labels",
+                summed=(config.seam_mode == "blend" or resampled) and head.kind != "labels",
+                grid=ScaledGrid(head.factors, corner),
                 denormalized=config.denormalize
-                and kind == "intensity"
+                and head.kind == "intensity"
                 and not rescaled
-                and scalings in (1, part.channels),
-                reduction=part.reduction,
-                written=part.written,
+                and scalings in (1, head.channels),
                 gain=1 / getattr(sink, "packing", {}).get("scale_factor", 1.0),
             )
         )

@@ -131,19 +131,10 @@ def attributes(module: nn.Module) -> str:
     return _hash(repr(_held_by(module, frozenset())).encode())
 
 
-def weights(module: torch.nn.Module) -> str:
+def weights(module: nn.Module) -> str:
     """A hash of every weight, and of the extra state that modules keep with them."""
-    digest = hashlib.sha256()
-    state: dict[str, Any] = module.state_dict()
-    for name, held in sorted(state.items()):
-        if isinstance(held, torch.Tensor):
-            digest.update(f"{name} {tuple(held.shape)} {held.dtype}".encode())
-            raw = held.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            octets: Any = raw.numpy()
-            digest.update(octets)
-        else:  # by `get_extra_state`
-            digest.update(f"{name} {held!r}".encode())
-    return digest.hexdigest()[:16]
+    state = sorted(module.state_dict().items())
+    return _hash(repr(_plain(state, frozenset())).encode())
 
 
 def sources(reference: Any, module: nn.Module) -> str:
@@ -198,7 +189,7 @@ def _plain(value: Any, seen: frozenset[int]) -> object:
     seen = seen | {id(value)}
     if isinstance(value, Tensor) and value.device.type != "meta" and value.layout == torch.strided:
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return [tuple(value.shape), str(value.dtype), _hash(flat.numpy().tobytes())]
+        return [tuple(value.shape), str(value.dtype), _hash(flat.numpy())]
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return [value.shape, str(value.dtype), _hash(value.tobytes())]
     if isinstance(value, Mapping):
@@ -215,7 +206,9 @@ def _object(value: Any, seen: frozenset[int]) -> object:
     if isinstance(value, nn.Module):  # such as one in a list
         return [_plain(dict(value.state_dict()), seen), _held_by(value, seen)]
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        # One that is still empty equals a new one.
+        filled = filter(types.CellType().__ne__, value.__closure__ or ())
+        cells = [cell.cell_contents for cell in filled]
         held = (value.__defaults__, value.__kwdefaults__, cells)
         return [_source(value), _plain(held, seen)]
     if isinstance(name := getattr(value, "__name__", None), str):  # a class, a library's function
@@ -224,14 +217,6 @@ def _object(value: Any, seen: frozenset[int]) -> object:
         attributes = getattr(value, "__dict__", {})
         return [type(value).__qualname__, _plain(dict(sorted(attributes.items())), seen)]
     return re.sub(" at 0x[0-9a-f]+", "", repr(value))
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def _source(thing: Any) -> str:
@@ -328,5 +313,5 @@ def _installed() -> tuple[Path, ...]:
     return (*folders, Path(torch.__file__).parent.parent.resolve(), _PACKAGE)
 
 
-def _hash(content: bytes) -> str:
+def _hash(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()[:16]

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from ...base import HeadKind, InferConfig, UsageError, torch_threads, usable_cores
+from ...base import InferConfig, torch_threads, usable_cores
 from ...data import (
-    SAME,
     ResampledSource,
     Sink,
     Source,
@@ -38,23 +37,26 @@ from ..planning.memory import Facts, resident_bytes
 from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
-from ..run_folder.reader import threads_of
-from ..tiling.geometry import PatchShape, aligned, block_halo, patch_shape
+from ..run_folder.reader import as_begun
+from ..tiling.geometry import PatchShape, block_halo
 from . import identity
-from .as_its_makers import sliding_of, with_defaults
-from .fitted import fitted
-from .head_kinds import Seen, head_kinds, seen_patches
-from .heads import HeadPart, Origin, is_wide, plan_heads, split
-from .net import fit_net, with_workspaces
-from .nonzero import cropped, seen_of_crop
-from .normalisation import check_channels, normalised_as
-from .outputs import open_outputs, sizes_of_heads
-from .own_files import check_own_files
-from .sample import open_sample
+from .as_its_makers import normalised_as, sliding_of, with_defaults
+from .heads import facts_of_heads, is_wide, plan_heads
+from .net import fit_net, with_kinds
+from .outputs import check_own_files, open_outputs, sizes_of_heads
+from .sample import cropped, open_sample, seen_of_crop
 from .seam_error import SeamTrial
-from .seams import tiled
-from .selection import channels_of, open_input, select, uneven, volumes_of, with_bands
-from .voxel_sizes import frame_of_outputs, network_grid
+from .seams import aligned, fitted, patch_shape, tiled
+from .selection import (
+    channels_of,
+    frame_of_outputs,
+    network_grid,
+    open_input,
+    select,
+    uneven,
+    volumes_of,
+    with_bands,
+)
 
 _MOST_LEVEL_BYTES = 2**27
 """Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this
@@ -85,7 +87,7 @@ class Job:
             UsageError: What the settings ask for cannot be done. Nothing was created.
         """
         self.asks_overlap = config.overlap is not None
-        config = config.model_copy(update={"threads": threads_of(config)})
+        config, self.begun = as_begun(config)
         self.config = fitted(config, lambda other: Job(other, part, peers, trial=True))
         self.peers, self.trial = peers, trial
         with torch_threads(self.config.threads):
@@ -103,34 +105,34 @@ class Job:
         channels, picked = channels_of(config, self.input, model.recipe)
         self.selected = times, channels
         model, at_once = with_bands(config, model, source, len(channels))
-        check_channels(model, len(channels), self.values)
-        self.volumes = volumes_of(times, channels, model.in_channels)
-        self.config, cut = cropped(config, model.recipe, self.input, self.volumes)
+        self.volumes = volumes_of(times, channels, model, len(self.values.each))
+        self.config, cut = cropped(config, model.recipe, self.input, self.volumes, self.begun)
         self.sample = open_sample(self.config, self.input, source)
         source, self.inner = seen_of_crop(model.recipe, self.sample, source)
         shape = self._patch(source, model)
         config = self.config
-        net = fit_net(config, self.devices, model, shape, source.dtype)
-        self.net = with_workspaces(net, config, self.devices)
+        self.net = fit_net(config, self.devices, model, shape, source.dtype)
         obeyed = model.recipe.heads if model.recipe and config.head_kind is None else {}
         later = self.reduction if self.reduces_later else None
-        heads = self.net.footprint.heads
-        parts = split(heads, len(config.out_spec), model.name, obeyed, later)
-        shape = _aligned(self, shape, parts)
-        config = self.config
+        heads = facts_of_heads(
+            self.net.footprint.heads, len(config.out_spec), model.name, obeyed, later
+        )
+        fits = aligned(shape, heads, may_change=not self.asks_overlap, back=self.back)
+        if fits != shape:
+            self.config = config = config.model_copy(update={"overlap": fits.overlap})
+            shape = fits
         if config.missing == "error":
             check_knows_chunks(source)
-        kinds, judging_bytes = _kinds(self, source, parts)
-        self.head_parts, self.head_kinds = parts, kinds
+        self.head_facts, judging_bytes = with_kinds(
+            config, heads, self.net, self.values, source, self.volumes[0]
+        )
         self.outputs = open_outputs(
-            config, frame, (times, channels), model.in_channels, parts, kinds
+            config, frame, self.selected, model.in_channels, self.head_facts
         )
         self.written = frame.domain
         fine = self.net.carrier.itemsize == 8
-        # What is reduced once it is blended is blended as scores.
-        mixed = [kind if later is None else ("scores", "said") for kind in kinds]
         self.heads = plan_heads(
-            config, parts, mixed, self.sinks, fine=fine, scalings=len(self.values.each),
+            config, self.head_facts, self.sinks, fine=fine, scalings=len(self.values.each),
             corner=source.domain.start[2:], resampled=self.back is not None,
         )  # fmt: skip
         self.sliding = sliding_of(config, model.recipe, self.heads)
@@ -140,9 +142,9 @@ class Job:
         if config.joins:
             part = Prepared.read(self.run_dir).part
         self.plan = make_plan(config, facts, shape, part)
-        if self.tiled.measured and not (config.resumes or self.trial):
+        if self.tiled.measured and not self.trial:
             trial = SeamTrial(self.net, self.values, source, self.volumes[0], self.devices[0],
-                              kinds[0][0] == "labels", later, config.tf32)  # fmt: skip
+                              self.head_facts[0].kind == "labels", later, config.tf32)  # fmt: skip
             self.plan = trial.measured(self.plan)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
@@ -157,39 +159,36 @@ class Job:
 
     def _open_input(self, model: Model) -> tuple[Source, list[str]]:
         """The input as the network sees it, and notes on its voxel size."""
-        config = self.config
-        self.input = source = open_input(config)
-        self.way, notes = network_grid(config, source, model.recipe)
+        self.input = open_input(self.config)
+        self.way, notes = network_grid(self.config, self.input, model.recipe)
         self.back = None
-        if self.way is not None:
-            source = ResampledSource(source, self.way)
-            if config.output_voxel_size == "input":
-                self.back = self.way.back(min(config.resample_order, 1))
-        return source, notes
+        if self.way is None:
+            return self.input, notes
+        if self.config.output_voxel_size == "input":
+            self.back = self.way.back(min(self.config.resample_order, 1))
+        return ResampledSource(self.input, self.way), notes
 
     def _patch(self, source: Source, model: Model) -> PatchShape:
         """Patch and overlap, which the settings have from here on."""
         has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
-        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z)
+        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z, self.begun)
         self.config = self.tiled.config
-        shape = patch_shape(self.config, has_z, model.spatial_axes)
-        return replace(shape, chosen=self.tiled.chosen)
+        return patch_shape(self.config, has_z, model.spatial_axes)
 
     def _load_model(self) -> Model:
         """The model; also finds its devices."""
         config = self.config
         self.devices = find_devices(config.devices)
-        model = load_model(
+        self.bare = model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
-        self.bare = model
         self.config, self.as_trained = with_defaults(config, model.recipe)
-        config = self.config
         # What the user says of the heads wins over what their training recorded.
         if config.head_kind is None:
             model, notes = as_trained(model, rescaled=config.denormalize)
             self.as_trained += notes
-        self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
+        reduce = self.config.reduce
+        self.reduction = None if reduce is None else Reduction.parse(reduce)
         return model
 
     @property
@@ -253,51 +252,12 @@ class Job:
         }
 
 
-def _aligned(job: Job, shape: PatchShape, parts: Sequence[HeadPart]) -> PatchShape:
-    """The patch at which cores begin at whole voxels of all heads; the settings have its overlap.
-
-    Raises `UsageError` if there is none, or if a head with more or fewer voxels would have to be
-    resampled, too.
-    """
-    if job.back is not None and any(part.factors != SAME for part in parts):
-        raise UsageError(
-            "the network changes the number of voxels, so its outputs stay on its own grid: "
-            "give --output-voxel-size network"
-        )
-    factors = [part.factors for part in parts]
-    fits = aligned(shape, factors, may_change=not job.asks_overlap)
-    if fits != shape:
-        job.config = job.config.model_copy(update={"overlap": fits.overlap})
-    return fits
-
-
-def _kinds(
-    job: Job, source: Source, parts: Sequence[HeadPart]
-) -> tuple[list[tuple[HeadKind, Origin]], int]:
-    """The kind of each head, and the bytes that the test of the heads left in the heap. Later
-    forwards use these bytes again, and the plan counts the forwards."""
-    if job.reduction is not None:
-        of_scores = [part.name.endswith(".scores") for part in parts]
-        return [("scores" if each else "labels", "said") for each in of_scores], 0
-    before: list[int] = []
-
-    def candidates() -> Iterator[Seen]:
-        before.append(resident_bytes())
-        net = job.net
-        yield from seen_patches(job.values, source, job.volumes[0], net.shape.patch, net.clip)
-
-    kinds = head_kinds(job.config, parts, job.net, candidates())
-    return kinds, max(0, resident_bytes() - before[0]) if before else 0
-
-
 def _gather_facts(
     job: Job, source: Source, shape: PatchShape, judging_bytes: int, notes: Iterable[str]
 ) -> Facts:
-    """The facts that a plan needs, from the opened job and from the machine.
-
-    ``judging_bytes`` is the memory that the test of the heads left in the heap. The base does not
-    count it, as forwards use it again and are counted themselves.
-    """
+    """The facts that a plan needs, from the opened job and from the machine. The base leaves out
+    ``judging_bytes``, which the test of the heads left in the heap: forwards use them again, and
+    are counted themselves."""
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices = job.net, job.heads, job.devices
@@ -311,16 +271,18 @@ def _gather_facts(
         inner=job.inner,
         way=job.way,
         back=job.back,
-        stored_share=_bytes_of(job.input) / _bytes_of(source),
+        stored_share=(job.input.domain.size * job.input.dtype.itemsize)
+        / (source.domain.size * source.dtype.itemsize),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
-        source_is_float=source.dtype.kind == "f",
-        source_cache=source.cache_bytes or None,
-        source_caches=source.with_cache(1).cache_bytes != 0,
+        flag_bytes=(source.dtype.kind == "f") + 3 * (job.sample is not None),
+        source_cache=source.cache_bytes or (None if source.with_cache(1).cache_bytes else 0),
         num_volumes=len(job.volumes),
         batch=net.batch,
         in_channels=net.model.in_channels,
-        **sizes_of_heads(job.outputs, heads, source.domain[2:], job.written[2:], shape),
+        **sizes_of_heads(
+            job.outputs, heads, source.domain[2:], job.written[2:], shape, job.sample is not None
+        ),
         write_grids=tuple(output.write_grid for output in job.outputs),
         anchor=job.outputs[0].anchor,
         weight_bytes=net.model.weight_bytes,
@@ -335,11 +297,13 @@ def _gather_facts(
             net.carrier.itemsize,
             *(8 if head.kind == "labels" else head.work.itemsize for head in heads),
         ),
-        heads=tuple(head.line() for head in heads),
-        sample=job.sample.line() if job.sample else "",
+        said=(
+            *([("sample", job.sample.line())] if job.sample else ()),
+            ("values", job.values.line),
+            *(("head", head.line()) for head in heads),
+        ),
         sample_bytes=job.sample.cache_bytes if job.sample else 0,
         seams=job.tiled.line,
-        values=job.values.line,
         arithmetic=identity.arithmetic_of(
             identity.maker([job.input, *job.sinks], devices, job.config.threads)
         ),
@@ -347,10 +311,6 @@ def _gather_facts(
         level_bytes=_level_bytes(job),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
-
-
-def _bytes_of(source: Source) -> int:
-    return source.domain.size * source.dtype.itemsize
 
 
 def _level_bytes(job: Job) -> int:

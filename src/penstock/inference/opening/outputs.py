@@ -1,4 +1,7 @@
-"""The outputs of a job: a sink for each head, and the place of each volume in it."""
+"""The outputs of a job: a sink for each head, and the place of each volume in it.
+
+Its other files may replace nothing and lie inside no array.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,32 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base import HeadKind, InferConfig, UsageError
+from ...base import InferConfig, UsageError, check_folder, check_outputs
 from ...data import SAME, Box, ScaledGrid, Sink, Source, on_grid, open_sink, overlap
+from ...models import model_files
+from ..run_folder.bucket_folder import RemoteFolder
+from ..run_folder.names import RUN_FILES
+from ..run_folder.reader import Placed
 from ..tiling.geometry import PatchShape, per_axis
-from .heads import HeadPart, HeadPlan, Origin, default_dtype, packing_of_scores
+from .heads import HeadFacts, HeadPlan, default_dtype, packing_of_scores
 from .selection import as_selected
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Output(Placed):
     """A sink, and the place of each volume in it."""
 
     sink: Sink
-    channels: int
-    """Number of channels of the head that it takes."""
-    offset: tuple[int, ...]
-    """Shift from the source's spatial coordinates to the sink's, z y x."""
-    grid: ScaledGrid
-    """The grid of its voxels."""
-    places: tuple[tuple[int, int], ...]
-    """The time point and the first channel of each volume, in the sink's coordinates."""
 
     @property
     def corner(self) -> tuple[int, ...]:
         """A corner of the sink's spatial chunk grid, in coordinates of its head."""
-        lines = zip(self.sink.grid_origin[2:], self.offset, strict=True)
-        return tuple(line - offset for line, offset in lines)
+        return self.corner_of(self.sink.grid_origin)
 
     @property
     def anchor(self) -> tuple[int, ...]:
@@ -48,33 +47,27 @@ class Output:
         pairs = zip(self.sink.write_grid[2:], self.grid.factors, strict=True)
         return tuple(math.lcm(n, f.numerator) // f.numerator * f.denominator for n, f in pairs)
 
-    def box(self, volume: int, block: Box) -> Box:
-        """A block of a volume in the sink, t c z y x."""
-        lead = Box.of(self.places[volume], (1, self.channels))
-        return lead + self.grid.box(block).shift(self.offset)
-
 
 def open_outputs(
     config: InferConfig,
     source: Source,
     selected: tuple[Sequence[int], Sequence[int]],
     at_once: int,
-    parts: Sequence[HeadPart],
-    kinds: Sequence[tuple[HeadKind, Origin]],
+    heads: Sequence[HeadFacts],
 ) -> list[Output]:
-    """Open an output for each part of the model. Creates nothing.
+    """Open an output for each head of the model. Creates nothing.
 
     ``selected`` are the times and channels of the source, ``at_once`` is the number of channels
-    that the model takes. Raises `UsageError` for a sink that cannot take its part, and for two
+    that the model takes. Raises `UsageError` for a sink that cannot take its head, and for two
     sinks that overlap or whose chunks do not line up.
     """
     times, channels = selected
     outputs: list[Output] = []
-    dtypes = _dtypes(config.out_dtype, source.dtype, parts, kinds)
-    for spec, part, dtype, (kind, _) in zip(config.out_spec, parts, dtypes, kinds, strict=True):
-        grid = ScaledGrid(part.factors, source.domain.start[2:])
+    dtypes = _dtypes(config.out_dtype, source.dtype, heads)
+    for spec, head, dtype in zip(config.out_spec, heads, dtypes, strict=True):
+        grid = ScaledGrid(head.factors, source.domain.start[2:])
         frame = of_head(source, grid)
-        shape = (len(times), len(channels) // at_once * part.written, *frame.domain.shape[2:])
+        shape = (len(times), len(channels) // at_once * head.written, *frame.domain.shape[2:])
         sink = open_sink(
             spec,
             domain=Box.of((0,) * 5, shape),
@@ -83,9 +76,9 @@ def open_outputs(
                 frame,
                 times,
                 channels,
-                named=part.written == at_once and (at_once == 1 or kind == "intensity"),
-                windows=kind == "intensity" and config.denormalize,
-                packing=packing_of_scores(kind, dtype),
+                named=head.written == at_once and (at_once == 1 or head.kind == "intensity"),
+                windows=head.kind == "intensity" and config.denormalize,
+                packing=packing_of_scores(head.kind, dtype),
             ),
             chunks=_chunks(config),
             shards=config.shards and per_axis(config.shards, plane=False, thin=1),
@@ -94,14 +87,14 @@ def open_outputs(
             ome_version="plain" if config.plain else config.ome_zarr,
             at=(0, 0, *source.domain.start[2:]),
             files=True,
-            rule=None if config.levels == "none" else "mode" if kind == "labels" else "mean",
+            rule=None if config.levels == "none" else "mode" if head.kind == "labels" else "mean",
         )
         if overlap(source, sink):
             itself = sink.address == source.address
             how = "is the input itself" if itself else "and the input lie inside one another"
             raise UsageError(f"--out-spec {sink.name} {how}")
-        _check_axes(sink, frame.domain, part.written)
-        outputs.append(_output(sink, source.domain, grid, part.written, selected, at_once))
+        _check_axes(sink, frame.domain, head.written)
+        outputs.append(_output(sink, source.domain, grid, head.written, selected, at_once))
     for one, other in itertools.combinations(outputs, 2):
         _check_pair(one, other)
     return outputs
@@ -124,7 +117,7 @@ def _output(
     )
     offset = zip(domain.start[2:], sink.domain.start[2:], strict=True)
     shift = tuple(there - here for here, there in offset)
-    output = Output(sink, written, shift, grid, tuple(places))
+    output = Output(written, shift, tuple(places), grid, sink)
     if grid.box(Box(output.anchor, output.anchor)).start != output.corner:
         raise UsageError(f"--out-spec {sink.name}: its chunks begin within voxels of the input")
     return output
@@ -136,18 +129,28 @@ def sizes_of_heads(
     seen: Box,
     written: Box,
     shape: PatchShape,
+    sampled: bool,
 ) -> dict[str, Any]:
     """The facts for a plan on the values that heads have for a voxel of ``seen``, what the network
-    sees, and outputs for ``written``, what blocks cut."""
+    sees, and outputs for ``written``, what blocks cut. ``sampled`` says that some is no sample."""
     stride = [p - o for p, o in zip(shape.patch, shape.overlap, strict=True)]
     shares = [head.grid.density(seen, stride) for head in heads]
-    each = list(zip(heads, shares, strict=True))
+    channels = [math.ceil(h.channels * share) for h, share in zip(heads, shares, strict=True)]
+    written_bytes = [
+        math.ceil(h.written * share) * h.dtype.itemsize
+        for h, share in zip(heads, shares, strict=True)
+    ]
+    each = list(zip(heads, channels, strict=True))
     sized = ((len(o.places) * o.box(0, written).size, o.sink.dtype.itemsize) for o in outputs)
     return {
-        "out_channels": tuple(math.ceil(head.channels * share) for head, share in each),
-        "written_channels": tuple(math.ceil(head.written * share) for head, share in each),
-        "out_itemsizes": tuple(head.dtype.itemsize for head in heads),
-        "sum_itemsizes": tuple(head.summed * head.work.itemsize for head in heads),
+        "out_channels": sum(channels),
+        "out_bytes": sum(written_bytes),
+        "brick_voxel_bytes": tuple(count * head.kept.itemsize for head, count in each),
+        "block_voxel_bytes": (
+            *(count * max(head.kept.itemsize, head.dtype.itemsize) for head, count in each),
+            int(sampled),
+        ),
+        "summed": any(head.summed for head in heads),
         "output_bytes": sum(count * itemsize for count, itemsize in sized),
     }
 
@@ -163,16 +166,14 @@ def of_head(source: Source, grid: ScaledGrid) -> Source:
 def _dtypes(
     said: Sequence[str] | None,
     source: np.dtype[Any],
-    parts: Sequence[HeadPart],
-    kinds: Sequence[tuple[HeadKind, Origin]],
+    heads: Sequence[HeadFacts],
 ) -> list[np.dtype[Any]]:
     """The dtype of each output, if it is new."""
     if said is None:
-        pairs = zip(parts, kinds, strict=True)
-        return [default_dtype(kind, part, source) for part, (kind, _) in pairs]
-    if len(said) not in (1, len(parts)):
-        raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(parts)} outputs")
-    return [_dtype(name) for name in ([*said] * len(parts) if len(said) == 1 else said)]
+        return [default_dtype(head, source) for head in heads]
+    if len(said) not in (1, len(heads)):
+        raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(heads)} outputs")
+    return [_dtype(name) for name in ([*said] * len(heads) if len(said) == 1 else said)]
 
 
 def _check_axes(sink: Sink, domain: Box, channels: int) -> None:
@@ -253,3 +254,31 @@ def chunk_side(block: int) -> int:
     divisors = (n for n in range(1, min(block, 4 * 128) + 1) if block % n == 0)
     side = min(divisors, key=lambda n: max(n / 128, 128 / n))
     return side if side >= min(block, 128 // 4) else 0
+
+
+def check_own_files(
+    config: InferConfig, run_dir: Path | str | None, source: Source, sinks: Sequence[Sink]
+) -> None:
+    """Refuse a run folder, a trace or metrics that would lie inside the input or an output, or
+    replace a file of the run.
+
+    ``run_dir`` is the run folder of the job, said or chosen; None for a job that has none.
+    """
+    if isinstance(config.run_dir, Path):
+        check_folder(config.run_dir, "--run-dir")
+    named = [("--trace", config.trace), ("--metrics-json", config.metrics_json)]
+    if run_dir is None and config.metrics_json is not None:
+        named.append(("the rows of --metrics-json", config.metrics_json.with_suffix(".jsonl")))
+    arrays = [("input", source.address), *(("output", sink.address) for sink in sinks)]
+    for flag, place in (("--run-dir", run_dir), *named):
+        here = RemoteFolder(place).address if isinstance(place, str) else place and place.resolve()
+        for what, address in arrays:
+            if here is not None and f"{here}/".startswith(f"{address}/"):
+                raise UsageError(f"{flag} {place} lies inside the {what}")
+    kept = {run_dir.resolve() / name for name in RUN_FILES} if isinstance(run_dir, Path) else set()
+    for flag, path in named:
+        if path is not None and path.resolve() in kept:
+            raise UsageError(f"{flag} {path} is a file of the run folder; give another name")
+    given = [config.in_spec, config.weights, *config.out_spec, *model_files(config.model_type)]
+    read = [Path(each) for each in given if isinstance(each, str | Path)]
+    check_outputs(*named, replace=config.overwrite, inputs=read)

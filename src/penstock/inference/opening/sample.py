@@ -3,19 +3,23 @@
 A patch is computed if one of the voxels that it contributes to is sample. The patch grid is fixed,
 so what is left out depends neither on blocks nor on parts. The output has its fill value wherever a
 patch that contributes was left out, and outside the box and the mask.
+
+Some networks crop their input to the box of voxels that are not 0. It is found from outside to
+inside, chunk by chunk. So little is read where a volume has no border of zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import METERS, Box, Source, open_source
-from .selection import Volume, open_input
+from ...data import METERS, Box, Grid, ResampledSource, Source, open_source
+from ...models import Recipe
+from .selection import Volume, named_range, open_input
 
 _CACHE_BYTES = 32 * 2**20
 """Decoded bytes of a mask that are kept, as the bricks around a chunk share it."""
@@ -59,21 +63,21 @@ class Nearest:
 
         ``read`` says what is true of a box of the other array.
         """
+        places = [
+            self.along(axis, *ends)
+            for axis, ends in enumerate(zip(box.start, box.stop, strict=True))
+        ]
+        limits = zip(places, self.domain.start, self.domain.stop, strict=True)
+        valid = [(near >= start) & (near < stop) for near, start, stop in limits]
         inside = np.zeros(box.shape, np.bool_)
-        nearest, where = [], []
-        for axis, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):
-            places = self.along(axis, start, stop)
-            valid = (places >= self.domain.start[axis]) & (places < self.domain.stop[axis])
-            if not valid.any():
-                return inside
-            nearest.append(places[valid])
-            where.append(np.flatnonzero(valid))
-        hull = Box(
-            tuple(int(places[0]) for places in nearest),
-            tuple(int(places[-1]) + 1 for places in nearest),
-        )
-        of_hull = [places - start for places, start in zip(nearest, hull.start, strict=True)]
-        inside[np.ix_(*where)] = read(hull)[np.ix_(*of_hull)]
+        if all(each.any() for each in valid):
+            nearest = [near[each] for near, each in zip(places, valid, strict=True)]
+            hull = Box(
+                tuple(int(near[0]) for near in nearest),
+                tuple(int(near[-1]) + 1 for near in nearest),
+            )
+            of_hull = [near - start for near, start in zip(nearest, hull.start, strict=True)]
+            inside[np.ix_(*valid)] = read(hull)[np.ix_(*of_hull)]
         return inside
 
 
@@ -137,7 +141,10 @@ class SampleRegion:
 
     def line(self) -> str:
         """What is computed, in words."""
-        where = [f"inside {_in_words(self.box)}"] if self.box else []
+        where = []
+        if self.box is not None:
+            sides = zip(self.box.start, self.box.stop, strict=True)
+            where.append(f"inside {' x '.join(f'{a}:{b}' for a, b in sides)}")
         where += [f"inside {self.mask.name}"] if self.mask else []
         if self.skip_below is not None:
             how = "" if self.coarse is None else f", an estimate by {self.coarse.name}"
@@ -200,9 +207,7 @@ def _hits(
     source: Source, volume: Volume, box: Box, test: Callable[[NDArray[Any]], NDArray[np.bool_]]
 ) -> NDArray[np.bool_]:
     """Whether any channel of each voxel of a box passes a test."""
-    values = np.empty((len(volume.channels), *box.shape), source.dtype)
-    volume.read(source, box, values)
-    return np.asarray(test(values).any(axis=0))
+    return np.asarray(test(volume.array(source, box)).any(axis=0))
 
 
 def _is_set(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -222,21 +227,17 @@ def _box(said: Sequence[str], source: Source) -> Box:
         raise UsageError(f"{words} has {len(ranges)} ranges; give one for each of z y x, as 0:64")
     bounds = []
     for name, text, low, high in zip("zyx", ranges, domain.start, domain.stop, strict=True):
-        first, colon, last = text.partition(":")
         try:
-            start, stop = (int(n) if n.strip() else end for n, end in ((first, low), (last, high)))
-        except ValueError:
-            colon = ""
-        if not colon:
-            raise UsageError(f"{words}: {text!r} is not a range such as 0:64 or :")
-        if not low <= start < stop <= high:
-            raise UsageError(f"{words}: {name} of the input goes from {low} to {high}, not {text}")
-        bounds.append((start, stop))
-    return Box(tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
-
-
-def _in_words(box: Box) -> str:
-    return " x ".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True))
+            named = named_range(text, low, high)
+        except (ValueError, TypeError):
+            named = range(0)
+        if named.step != 1 or not low <= named.start < named.stop <= high:
+            raise UsageError(
+                f"{words}: {name} of the input goes from {low} to {high}, and {text!r} is no range "
+                "of it, such as 0:64 or :"
+            )
+        bounds.append((named.start, named.stop))
+    return Box(*zip(*bounds, strict=True))
 
 
 def open_sample(config: InferConfig, source: Source, seen: Source) -> SampleRegion | None:
@@ -248,3 +249,100 @@ def open_sample(config: InferConfig, source: Source, seen: Source) -> SampleRegi
     if config.box is None and config.mask is None and config.skip_below is None:
         return None
     return SampleRegion(config, source, seen)
+
+
+def cropped(
+    config: InferConfig,
+    recipe: Recipe | None,
+    source: Source,
+    volumes: Sequence[Volume],
+    begun: Mapping[str, Any],
+) -> tuple[InferConfig, list[str]]:
+    """The settings with the box to which a recipe crops, where the user names no place.
+
+    Args:
+        config: The settings.
+        recipe: The recipe of the network; None if it has none.
+        source: The input.
+        volumes: The volumes of the job.
+        begun: The run.json of the run that the job goes on with, which has the box; empty if there
+            is none.
+
+    Returns:
+        The settings, and a sentence if such a box was found.
+
+    Raises:
+        UsageError: The boxes of several volumes differ.
+    """
+    if recipe is None or not recipe.crops or config.box is not None or config.mask is not None:
+        return config, []
+    if settings := begun.get("settings"):
+        return config.model_copy(update={"box": settings["box"] and tuple(settings["box"])}), []
+    boxes = {nonzero_box(source, volume) for volume in volumes}
+    if len(boxes) > 1:
+        raise UsageError(
+            f"{recipe.place} crops each volume to what is not 0, and the boxes of these "
+            f"{len(volumes)} differ; run them one by one by --t and --c, or give a --box for all"
+        )
+    (box,) = boxes
+    if box == source.domain[2:]:
+        return config, []
+    ranges = tuple(f"{low}:{high}" for low, high in zip(box.start, box.stop, strict=True))
+    note = (
+        f"--box {' '.join(ranges)}, outside of which the input is 0: {recipe.place} crops to it, "
+        "and the output has its fill value elsewhere"
+    )
+    return config.model_copy(update={"box": ranges}), [note]
+
+
+def seen_of_crop(
+    recipe: Recipe | None, sample: SampleRegion | None, source: Source
+) -> tuple[Source, Box | None]:
+    """What a network that crops sees, and the box in which its patches are laid out.
+
+    Args:
+        recipe: The recipe of the network; None if it has none.
+        sample: Where there is sample, in the box of the settings; None if all is.
+        source: The input on the network's grid.
+
+    Returns:
+        The input, which is not mixed with what lies beyond the box where it is resampled; and the
+        box on its grid, None for all.
+    """
+    box = sample.box if sample and recipe and recipe.crops else None
+    if box is None or not isinstance(source, ResampledSource):
+        return source, box
+    way = source.resampling
+    return ResampledSource(source.source, way, box), way.back(1).needed(box)
+
+
+def nonzero_box(source: Source, volume: Volume) -> Box:
+    """The least box that holds all voxels that are not 0 in any channel; all if there is none."""
+    box = source.domain[2:]
+    for axis in range(3):
+        first, last = (_outermost(source, volume, box, axis, step) for step in (1, -1))
+        if first is None or last is None:
+            return source.domain[2:]
+        start, stop = list(box.start), list(box.stop)
+        start[axis], stop[axis] = first, last + 1
+        box = Box(tuple(start), tuple(stop))
+    return box
+
+
+def _outermost(source: Source, volume: Volume, box: Box, axis: int, step: int) -> int | None:
+    """The first plane of a box along an axis with a voxel that is not 0, from its start for a step
+    of 1 and from its stop for one of -1; None without any."""
+    chunk = source.chunks[2:]
+    sides = tuple(chunk[axis] if each == axis else side for each, side in enumerate(box.shape))
+    slabs = Grid(box, sides, source.grid_origin[2:])
+    others = tuple(each for each in range(4) if each != axis + 1)
+    for number in range(len(slabs))[::step]:
+        slab = slabs[number]
+        hits = np.zeros(slab.shape[axis], np.bool_)
+        for piece in Grid(slab, chunk, source.grid_origin[2:]):
+            hits |= (volume.array(source, piece) != 0).any(axis=others)
+            if hits[::step][0]:
+                break
+        if hits.any():
+            return slab.start[axis] + int(np.flatnonzero(hits)[::step][0])
+    return None

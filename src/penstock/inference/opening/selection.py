@@ -1,4 +1,5 @@
-"""The input of a job, and which of its time points and channels the job runs over."""
+"""The input of a job, the grid on which the network sees it, and which of its time points and
+channels the job runs over."""
 
 from __future__ import annotations
 
@@ -8,11 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from ...base import InferConfig, UsageError, plural
-from ...data import Box, Source, open_source
-from .voxel_sizes import sized_as_said
+from ...base import InferConfig, UsageError, plural, sizes_of
+from ...data import (
+    LONGEST,
+    METERS,
+    Box,
+    Resampling,
+    Source,
+    in_words,
+    on_grid,
+    open_source,
+    unit_name,
+)
 
 if TYPE_CHECKING:
     from ...models import Model, Recipe
@@ -29,6 +40,12 @@ class Volume:
         """Read its channels over a spatial box into ``out``, shape (channels, z, y, x)."""
         for i, channel in enumerate(self.channels):
             source.read(Box.of((self.t, channel), (1, 1)) + box, out[None, i : i + 1])
+
+    def array(self, source: Source, box: Box) -> NDArray[Any]:
+        """The same in a new array."""
+        out = np.empty((len(self.channels), *box.shape), source.dtype)
+        self.read(source, box, out)
+        return out
 
 
 def open_input(config: InferConfig, level: int | None = None) -> Source:
@@ -121,15 +138,35 @@ def _step(indices: Sequence[int]) -> int | None:
     return steps.pop() if len(steps) == 1 else None
 
 
-def volumes_of(times: Sequence[int], channels: Sequence[int], at_once: int) -> list[Volume]:
-    """The volumes of some times and channels. The model takes ``at_once`` channels.
+def volumes_of(
+    times: Sequence[int], channels: Sequence[int], model: Model, scalings: int
+) -> list[Volume]:
+    """The volumes of some times and channels.
 
-    Raises `UsageError` if channels would be left over.
+    Args:
+        times: The time points.
+        channels: The channels of the input that are chosen.
+        model: The model.
+        scalings: Channels that are normalised in ways of their own; 1 if all are alike.
+
+    Returns:
+        A volume for each time point and each group of as many channels as the model takes.
+
+    Raises:
+        UsageError: Channels would be left over, or go through the model without their own scaling.
     """
-    if len(channels) % at_once:
+    at_once, recipe = model.in_channels, model.recipe
+    if scalings not in (1, at_once):
         raise UsageError(
-            f"--c names {plural(len(channels), 'channel')} but the model takes {at_once} at once; "
-            "name a multiple of it or set --in-channels"
+            f"model {model.name} normalises {plural(scalings, 'channel')} in different ways and "
+            f"takes {at_once}; leave out --in-channels, or give --normalize"
+        )
+    if len(channels) % at_once:
+        named = f" ({', '.join(recipe.channels)})" if recipe and recipe.channels else ""
+        raise UsageError(
+            f"--c names {plural(len(channels), 'channel')} of the input and model {model.name} "
+            f"takes {at_once}{named} at once; name a multiple of it, give an --in-spec that has "
+            "them, or set --in-channels"
         )
     groups = [
         tuple(channels[first : first + at_once]) for first in range(0, len(channels), at_once)
@@ -194,7 +231,7 @@ def select(
             # A number that is no index may be a name, as wavelengths are.
             in_domain = item.isdigit() and start <= int(item) < stop
             named = item in names and not in_domain
-            chosen += [start + names.index(item)] if named else _named(item, start, stop)
+            chosen += [start + names.index(item)] if named else named_range(item, start, stop)
         except (ValueError, TypeError):
             there = f", nor one of {', '.join(names)}" if any(names) else ""
             raise UsageError(
@@ -210,13 +247,122 @@ def select(
     return tuple(chosen)
 
 
-def _named(item: str, start: int, stop: int) -> Sequence[int]:
-    if item == "all":
-        return range(start, stop)
+def named_range(item: str, start: int, stop: int) -> range:
+    """The coordinates that ``all``, ``3`` or ``0:5`` names within a domain, and one beyond it if
+    there are such. Raises `ValueError` or `TypeError` for another text."""
     if ":" not in item:
-        return [int(item)]
-    low, high, *step = (int(number) if number else None for number in item.split(":"))
+        return range(start, stop) if item == "all" else range(int(item), int(item) + 1)
+    low, high, *step = (int(number) if number.strip() else None for number in item.split(":"))
     low, high = start if low is None else low, stop if high is None else high
     named = range(low, high, *[number for number in step if number])
     # One index more than the input has is enough to raise the error.
     return named[: stop - start + 1]
+
+
+def sized_as_said(config: InferConfig, source: Source) -> Source:
+    """The input with the voxel size of ``--in-voxel-size``, if that is given."""
+    if config.in_voxel_size is None or config.in_voxel_size == ("none",):
+        return source
+    sizes, unit = sizes_of(config.in_voxel_size)
+    shown = copy.copy(source)
+    shown.scale = (*(source.scale or (1.0, 1.0))[:2], *sizes)
+    if unit:
+        shown.units = (*source.units[:2], *[unit_name(unit)] * 3)
+    return shown
+
+
+def network_grid(
+    config: InferConfig, source: Source, recipe: Recipe | None
+) -> tuple[Resampling | None, list[str]]:
+    """How the input is resampled for the network, None if it is not, and notes for the plan.
+
+    Raises `UsageError` for an input whose voxel size is not known, or a grid that is too large.
+    """
+    check_orientation(source, recipe)
+    said, trained = config.voxel_size, recipe.spacing if recipe else None
+    notes = list[str]()
+    if said is not None and said != ("none",):
+        wanted, unit = sizes_of(said)
+        of = f"--voxel-size {' '.join(said)}"
+        if recipe and trained and (*wanted, unit_name(unit)) != (*trained, unit_name(recipe.unit)):
+            notes += [f"{of} wins over {_words(trained)} {recipe.unit} of {recipe.place}"]
+    elif said is None and recipe and trained:
+        wanted, unit, of = trained, recipe.unit, f"the network's voxel size ({recipe.place})"
+    else:
+        return None, []
+    have = _sizes_in(source, unit, of)
+    shape = source.domain.shape[2:]
+    sides = []
+    for name, length, size, other in zip("zyx", shape, have, wanted, strict=True):
+        side = length * size / other if length > 1 else 1
+        if not side < LONGEST:
+            raise UsageError(f"{of} makes {side:.3g} voxels of the {length} along {name}")
+        sides.append(max(1, round(side)))
+    if tuple(sides) == shape:
+        return None, [*notes, f"{of} is that of the input: nothing is resampled"]
+    if config.output_voxel_size == "network" and getattr(source, "georeferenced", False):
+        raise UsageError(
+            f"--output-voxel-size network: {source.name} has a CRS, which stays on its own grid"
+        )
+    resampling = Resampling(source.domain[2:], Box.of((0, 0, 0), sides), config.resample_order)
+    made = in_words(sides)
+    notes += [f"voxels of {_words(have)} become {_words(wanted)}, {made} of them, by {of}"]
+    return resampling, notes
+
+
+def check_orientation(source: Source, recipe: Recipe | None) -> None:
+    """Refuse an input that lies in another way than its network wants.
+
+    Args:
+        source: The input. Without an affine of its own it runs along R, A and S.
+        recipe: The recipe of the network; None if it has none.
+
+    Raises:
+        UsageError: Its voxels run along other directions.
+    """
+    if recipe is None or not recipe.orientation:
+        return
+    affine = getattr(source, "affine", None)
+    matrix = np.eye(3) if affine is None else np.array(affine)[:3, :3]
+    nearest = np.abs(matrix).argmax(axis=0)
+    pairs = zip(nearest, matrix[nearest, range(3)], strict=True)
+    lies = "".join(("RAS" if size > 0 else "LPI")[axis] for axis, size in pairs)
+    if lies != recipe.orientation:
+        raise UsageError(
+            f"x, y and z of --in-spec {source.name} run along {lies}, and {recipe.place} turns its "
+            f"input to {recipe.orientation}, which is not done: turn the volume first, or, if it "
+            "lies so already, take Orientation out of configs/inference.json"
+        )
+
+
+def _sizes_in(source: Source, unit: str, of: str) -> Sequence[float]:
+    """The voxel size of an input along z y x, in a unit; in its own where that is empty."""
+    how = "give --in-voxel-size, such as 2 0.5 0.5 um, or --voxel-size none to run it as it is"
+    if source.scale is None:
+        raise UsageError(f"--in-spec {source.name} says no voxel size, which {of} needs; {how}")
+    sizes = []
+    wanted = unit_name(unit)
+    for size, given, length in zip(
+        source.scale[2:], source.units[2:], source.domain.shape[2:], strict=True
+    ):
+        times = 1.0
+        if wanted and given != wanted and length > 1:
+            if given not in METERS or wanted not in METERS:
+                raise UsageError(
+                    f"--in-spec {source.name} has voxels of {_words(source.scale[2:])} "
+                    f"{given or 'of an unknown unit'}, and {of} is in {wanted}; {how}"
+                )
+            times = METERS[given] / METERS[wanted]
+        sizes.append(abs(size) * times)
+    return sizes
+
+
+def _words(sizes: Sequence[float]) -> str:
+    return " x ".join(f"{size:.4g}" for size in sizes)
+
+
+def frame_of_outputs(config: InferConfig, source: Source, way: Resampling | None) -> Source:
+    """The input, or the input as it would be on the network's grid, where outputs lie on that."""
+    if way is None or config.output_voxel_size == "input":
+        return source
+    return on_grid(source, way.to, way.steps)

@@ -116,7 +116,7 @@ def measured_rate(place: Path | str, plan: Plan) -> tuple[float, str | None]:
         raise UsageError(f"--rate {place}: that run computed nothing; give another run")
     fingerprint = read_run(folder).get("fingerprint", {})
     patch, overlap = (tuple(fingerprint.get(name, ())) for name in ("patch", "overlap"))
-    if (patch, overlap) == (plan.shape.patch, plan.shape.overlap):
+    if (patch, overlap) == (plan.geometry.patch, plan.geometry.overlap):
         return statistics.median(rates), None
     return statistics.median(rates), (
         f"the rate was measured with patches of {in_words(patch)} and an overlap of "

@@ -6,7 +6,7 @@ A `Plan` is made for each way, and the cheapest one that fits the memory is take
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...base import InferConfig, UsageError
@@ -33,7 +33,9 @@ def cuts(
 
     Raises `UsageError` for a block that does not match the output's chunks.
     """
-    block = _fit_block(config, facts, shape)
+    grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
+    most = OWN_BLOCK_VOXELS if config.normalize == "percentile" else BLOCK_VOXELS
+    block = block_shape(config.block, grid, facts.written.shape, most)
     geometry = _geometry(config, facts, shape, block)
     if part is not None:
         yield replace(geometry, part=part)
@@ -67,27 +69,32 @@ def _parts_of_one_process(facts: Facts, block: tuple[int, ...]) -> Iterator[tupl
         blocks[axis] = -(-blocks[axis] // 2)
 
 
-def _fit_block(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int, ...]:
-    """The shape of a block: that of --block, or else one that is chosen here.
+def block_shape(
+    said: Sequence[int] | None, grid: Sequence[int], extent: Sequence[int], most: int
+) -> tuple[int, ...]:
+    """The shape of a block, z y x.
 
-    Raises `UsageError` if --block is not whole chunks of every output.
+    Args:
+        said: What --block says, None if it is left open.
+        grid: The least shape of whole chunks of every output.
+        extent: The shape of the outputs.
+        most: Most voxels of a block that is chosen here.
+
+    Returns:
+        What is said, but for what lies beyond the outputs; else whole chunks, nearly a cube.
+
+    Raises:
+        UsageError: What is said is not whole chunks.
     """
-    grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
-    extent = facts.written.shape
-    if config.block is None:
+    if said is None:
         block = list(grid)
-        most = OWN_BLOCK_VOXELS if config.normalize == "percentile" else BLOCK_VOXELS
         while True:
             growing = [a for a in range(3) if block[a] < extent[a]]
             axis = min(growing, key=lambda a: (block[a], -a), default=None)
             if axis is None or math.prod(block) * 2 > most:
                 return tuple(block)
             block[axis] *= 2
-    asked = per_axis(config.block, plane=False, thin=grid[0])
-    for name, b, p, n in zip("zyx", asked, shape.patch, extent, strict=True):
-        fixed = not shape.chosen and not config.resumes and facts.back is None
-        if b < p and b < n and fixed:
-            raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
+    asked = per_axis(said, plane=False, thin=grid[0])
     for name, b, g, n in zip("zyx", asked, grid, extent, strict=True):
         if b % g and b < n:
             raise UsageError(
@@ -104,7 +111,7 @@ def _geometry(
     block: tuple[int, ...],
 ) -> Geometry:
     """The geometry in which each block is a part."""
-    blended = config.seam_mode == "blend" and any(facts.sum_itemsizes)
+    blended = config.seam_mode == "blend" and facts.summed
     geometry = Geometry(
         domain=facts.domain,
         back=facts.back,

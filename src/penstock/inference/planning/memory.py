@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 from ...data import Box, Resampling
 from ...models import Steps
-from ..tiling.differences import SeamError
 from ..tiling.traffic import BrickShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
@@ -40,21 +41,28 @@ class Facts:
     """Bytes of a decoded chunk, over all its axes."""
     source_origin: tuple[int, ...]
     """A corner of the source's chunk grid, z y x."""
-    source_is_float: bool
     source_cache: int | None
-    """Bytes of decoded chunks that the source keeps by the user's spec. None: the plan chooses."""
-    source_caches: bool
-    """True if the source can keep decoded chunks."""
+    """Bytes of decoded chunks that the source keeps by the spec, 0 if it can keep none. None:
+    the plan chooses."""
     num_volumes: int
     """Number of volumes, which are pairs of time point and channel group."""
     batch: int
     """Number of patches of a batch."""
     in_channels: int
-    out_channels: tuple[int, ...]
-    """Number of channels of each head."""
-    out_itemsizes: tuple[int, ...]
-    sum_itemsizes: tuple[int, ...]
-    """Bytes of a value in the sums of each head. 0 for a head that is not blended."""
+    out_channels: int
+    """Number of channels of all heads."""
+    out_bytes: int
+    """Bytes of a voxel, over all outputs."""
+    brick_voxel_bytes: tuple[int, ...]
+    """Bytes of a voxel of a brick, for each head. A blended head holds sums."""
+    block_voxel_bytes: tuple[int, ...]
+    """Bytes of a voxel of a block, for each head, and of what says where there is sample. A buffer
+    holds sums, then what is written."""
+    summed: bool
+    """True if bricks of any head are added up."""
+    flag_bytes: int
+    """Bytes of a voxel of a brick that say whether it is finite, for a float input, and where there
+    is sample what is inside, what reaches the limit, and what is left out."""
     write_grids: tuple[tuple[int, ...], ...]
     """Spatial write grid of each sink."""
     anchor: tuple[int, ...]
@@ -72,8 +80,6 @@ class Facts:
     """Number of cores that can decode chunks at once."""
     device_bytes: int | None
     """Free bytes of the device that has the fewest. None on the CPU."""
-    written_channels: tuple[int, ...] = ()
-    """Number of channels that each output gets, where it is less than its head has."""
     steps: Steps = "context"
     """The way in which patches follow each other."""
     inner: Box | None = None
@@ -94,18 +100,14 @@ class Facts:
     """Bytes of the weights in half precision, which autocast keeps in addition to the others."""
     work_itemsize: int = 4
     """Bytes of a value while patches are normalised before the forward, and scaled back after."""
-    heads: tuple[str, ...] = ()
-    """One line about each head for the printed plan."""
-    sample: str = ""
-    """The places with sample, in words; empty if all is computed."""
+    said: tuple[tuple[str, str], ...] = ()
+    """Lines of the printed plan about sample, the scaling of values, and heads."""
     sample_bytes: int = 0
     """Bytes of mask and coarse level that are kept decoded."""
     seams: str = ""
     """The seams between patches in words: exact or not; empty if nothing is known."""
-    seam_error: SeamError | None = None
-    """Measured difference of tiles from a larger input."""
-    values: str = ""
-    """The scaling of values before the network sees them, in words, for the printed plan."""
+    seam_error: Mapping[str, Any] | None = None
+    """Measured difference of tiles from a larger input, as the run's record has it."""
     arithmetic: str = ""
     """Torch, instruction set, threads and GPUs, for the printed plan. The last bits of sums depend
     on them."""
@@ -122,11 +124,6 @@ class Facts:
         return self.domain if self.back is None else self.back.to
 
     @property
-    def flag_bytes(self) -> int:
-        """Bytes of a voxel of a brick or block that say whether it is sample."""
-        return 1 if self.sample else 0
-
-    @property
     def on_host(self) -> bool:
         """Whether the model runs on the CPU alone."""
         return all(device == "cpu" for device in self.devices)
@@ -135,13 +132,6 @@ class Facts:
     def in_bytes(self) -> int:
         """Bytes of a voxel of a volume, over all its channels."""
         return self.in_channels * self.source_itemsize
-
-    @property
-    def out_bytes(self) -> int:
-        """Bytes of a voxel, over all outputs."""
-        channels_of = self.written_channels or self.out_channels
-        pairs = zip(channels_of, self.out_itemsizes, strict=True)
-        return sum(channels * itemsize for channels, itemsize in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,25 +170,9 @@ def chunks_of_brick(facts: Facts, brick: BrickShape) -> int:
 
 
 def brick_bytes_of(facts: Facts, read: int, support: int) -> int:
-    """Bytes of a brick: the array as read and the outputs. Both buffers are reused by later bricks.
-    A float input adds one byte per voxel, which says whether it is finite. Where there is sample
-    adds three: what is inside, what reaches the limit, and what is left out."""
-    flags = facts.source_is_float + 3 * facts.flag_bytes
-    came = support * (sum(brick_voxel_bytes(facts)) + flags)
-    return read * facts.in_bytes + came
-
-
-def brick_voxel_bytes(facts: Facts) -> list[int]:
-    """Bytes of a voxel of a brick, for each head. A blended head holds sums."""
-    each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
-    return [channels * (sums or out) for channels, out, sums in each]
-
-
-def block_voxel_bytes(facts: Facts) -> list[int]:
-    """Bytes of a voxel of a block, for each head, and of what says where there is sample. A buffer
-    holds sums, then what is written."""
-    each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
-    return [*(channels * max(sums, out) for channels, out, sums in each), facts.flag_bytes]
+    """Bytes of a brick: the array as read and the outputs. Both buffers are reused by later
+    bricks."""
+    return read * facts.in_bytes + support * (sum(facts.brick_voxel_bytes) + facts.flag_bytes)
 
 
 def brick_budget(facts: Facts, patch: int, brick: int, workers: int, batches: int | None) -> int:
@@ -228,7 +202,7 @@ def resampling_bytes(facts: Facts, largest: BrickShape, block: tuple[int, ...]) 
         there = facts.way.bytes_for(largest.hull.shape, whole, facts.source_itemsize)
     if facts.back is not None:
         held = largest.support.shape
-        back = facts.back.bytes_for(block, held, max(brick_voxel_bytes(facts)))
+        back = facts.back.bytes_for(block, held, max(facts.brick_voxel_bytes))
     return there, back
 
 
@@ -238,7 +212,7 @@ def bricks_bytes(facts: Facts, budget: int, largest: BrickShape) -> int:
     For a CUDA device, the arrays as read and the outputs are in pinned memory. Torch pins powers of
     two and keeps pinned memory. Small bricks that find no pinned buffer of their size come on top.
     """
-    heads = (largest.support.size * count for count in brick_voxel_bytes(facts))
+    heads = (largest.support.size * count for count in facts.brick_voxel_bytes)
     arrays = (largest.hull.size * facts.in_bytes, *heads)
     pinned = sum(1 << (count - 1).bit_length() for count in arrays)
     return len(facts.devices) * budget + pinned_bricks(facts, budget, largest) * pinned
@@ -252,7 +226,7 @@ def device_bytes(facts: Facts, computing: int, buffers: int, budget: int) -> int
 
 def computing_bytes(facts: Facts, patch: int) -> tuple[int, int]:
     """Peak bytes of a full batch's forward, and bytes of its input and output patches."""
-    channels = facts.in_channels + sum(facts.out_channels)
+    channels = facts.in_channels + facts.out_channels
     buffers = facts.batch * patch * facts.work_itemsize * channels
     return max(facts.forward_bytes or 0, buffers) + facts.cast_bytes, buffers
 

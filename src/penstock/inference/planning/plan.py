@@ -24,10 +24,8 @@ from .memory import (
     LEVEL_VOXEL_BYTES,
     Facts,
     HostMemory,
-    block_voxel_bytes,
     brick_budget,
     brick_bytes_of,
-    brick_voxel_bytes,
     bricks_bytes,
     cache_bytes,
     chunks_of_brick,
@@ -44,7 +42,6 @@ class Plan:
 
     facts: Facts
     geometry: Geometry
-    shape: PatchShape
     batch: int
     num_blocks: int
     num_bricks: int
@@ -93,7 +90,7 @@ class Plan:
     def patch_amplification(self) -> float:
         """Computed voxels per voxel of the volume."""
         voxels = self.geometry.domain.size * self.facts.num_volumes
-        return self.num_patches * math.prod(self.shape.patch) / voxels
+        return self.num_patches * math.prod(self.geometry.patch) / voxels
 
     @property
     def read_amplification(self) -> float:
@@ -128,12 +125,12 @@ class Plan:
     @property
     def brick_buffer_bytes(self) -> int:
         """Bytes of a buffer that can hold one head of any brick."""
-        return largest_brick(self.geometry).support.size * max(brick_voxel_bytes(self.facts))
+        return largest_brick(self.geometry).support.size * max(self.facts.brick_voxel_bytes)
 
     @property
     def block_buffer_bytes(self) -> int:
         """Bytes of a buffer that can hold one head of any block, as sums or as it is written."""
-        return math.prod(self.geometry.block) * max(block_voxel_bytes(self.facts))
+        return math.prod(self.geometry.block) * max(self.facts.block_voxel_bytes)
 
     def refuse(self) -> None:
         """Raise `Refused` if the host or a device cannot hold the job."""
@@ -142,7 +139,7 @@ class Plan:
             parts = {name: getattr(self.memory, name) for name in causes}
             cure = {
                 "base": "a smaller model",
-                "forward": f"a smaller --batch or --patch (now {in_words(self.shape.patch)})",
+                "forward": f"a smaller --batch or --patch (now {in_words(self.geometry.patch)})",
                 "assembly": f"a smaller --block (now {in_words(self.geometry.block)})",
                 "bricks": "fewer --prep-workers",
                 "writing": "fewer --writer-workers",
@@ -165,17 +162,11 @@ class Plan:
         volumes = plural(facts.num_volumes, "volume")
         yield "volume", f"{in_words(geometry.written.shape)} voxels, {volumes}"
         patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
-        shape = (
-            f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"
-        )
-        yield "patch", f"{shape}; {patches}"
+        sides = f"{in_words(geometry.patch)}, overlap {in_words(geometry.overlap)}, {geometry.seam}"
+        yield "patch", f"{sides}; {patches}"
         if facts.seams:
             yield "seams", facts.seams
-        if facts.sample:
-            yield "sample", facts.sample
-        if facts.values:
-            yield "values", facts.values
-        yield from (("head", head) for head in facts.heads)
+        yield from facts.said
         if facts.arithmetic:
             yield "arithmetic", facts.arithmetic
         per_brick, block = in_words(geometry.patches_per_brick), in_words(geometry.block)
@@ -201,7 +192,10 @@ class Plan:
                 f"{extra if self.statistics_bytes else ''}"
             ),
         )
-        yield "computes", f"{format_count(self.num_patches * math.prod(self.shape.patch))} voxels"
+        yield (
+            "computes",
+            f"{format_count(self.num_patches * math.prod(self.geometry.patch))} voxels",
+        )
         yield "writes", f"{size(self.output_bytes)} before compression"
         yield "host memory", f"{size(memory.total)} of {size(self.memory_limit)} at most"
         for part in memory.__slots__:
@@ -244,7 +238,7 @@ def make_plan(
     """
     limit = config.max_memory or facts.base_bytes + int(0.8 * facts.available_bytes)
     compared = cuts(config, facts, shape, part_shape)
-    plans = [plan for cut in compared for plan in _plans_of(config, facts, shape, cut, limit)]
+    plans = [plan for cut in compared for plan in _plans_of(config, facts, cut, limit)]
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
@@ -265,12 +259,12 @@ def _cost(plan: Plan) -> float:
     return plan.patch_amplification + plan.read_amplification / 4
 
 
-def _plans_of(
-    config: InferConfig, facts: Facts, shape: PatchShape, geometry: Geometry, limit: int
-) -> Iterator[Plan]:
+def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) -> Iterator[Plan]:
     """The plans of a cut, one for each level of the cache."""
-    levels: tuple[CacheLevel, ...] = ("layer", "row", "none") if facts.source_caches else ("none",)
-    plan = _count(config, facts, shape, geometry, limit)
+    levels: tuple[CacheLevel, ...] = ("layer", "row", "none")
+    if facts.source_cache == 0:
+        levels = ("none",)
+    plan = _count(config, facts, geometry, limit)
     for level in levels:
         cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
         cache = cache_bytes(facts, cached)
@@ -283,13 +277,11 @@ def _plans_of(
         )
 
 
-def _count(
-    config: InferConfig, facts: Facts, shape: PatchShape, geometry: Geometry, limit: int
-) -> Plan:
+def _count(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) -> Plan:
     """The plan of a cut that reads nothing and caches nothing."""
     volume, num_volumes = geometry.written.size, facts.num_volumes
     stored = int(geometry.domain.size * facts.in_bytes * facts.stored_share) * num_volumes
-    patch, largest = math.prod(shape.patch), largest_brick(geometry)
+    patch, largest = math.prod(geometry.patch), largest_brick(geometry)
     budget = brick_budget(
         facts,
         brick_bytes_of(facts, patch, patch),
@@ -302,8 +294,8 @@ def _count(
     gaps = int(HEAP_GAPS * (facts.forward_bytes or 0))
     block = min(math.prod(geometry.block), volume)
     waiting = min((config.writer_workers + 1) * block, volume * num_volumes)
-    writing = waiting * sum(block_voxel_bytes(facts))
-    if any(facts.sum_itemsizes):  # each writer converts sums to the dtype of the sink
+    writing = waiting * sum(facts.block_voxel_bytes)
+    if facts.summed:  # each writer converts sums to the dtype of the sink
         writing += config.writer_workers * block * facts.out_bytes
     at_once = min(facts.cores, config.prep_workers * chunks_of_brick(facts, largest))
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
@@ -312,7 +304,6 @@ def _count(
     return Plan(
         facts=facts,
         geometry=geometry,
-        shape=shape,
         batch=facts.batch,
         num_blocks=len(geometry.blocks) * num_volumes,
         num_bricks=geometry.count_bricks() * num_volumes,
@@ -324,7 +315,7 @@ def _count(
             base=facts.base_bytes,
             forward=computing + batch_bytes + gaps if facts.on_host else 0,
             bricks=bricks_bytes(facts, budget, largest) + unpacking,
-            assembly=open_peak(geometry) * sum(block_voxel_bytes(facts)) + back,
+            assembly=open_peak(geometry) * sum(facts.block_voxel_bytes) + back,
             writing=writing,
             cache=0,
             decoding=at_once * facts.chunk_bytes + facts.sample_bytes,

@@ -35,15 +35,15 @@ _FACTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """An output of the run, open for reading, and the place of each volume in it."""
+class Placed:
+    """The place of each volume in an output."""
 
-    written: Written
     channels: int
+    """Number of channels of the head that it takes."""
     offset: tuple[int, ...]
     """Shift from the source's spatial coordinates to the output's, z y x."""
     places: Sequence[Sequence[int]]
-    """The time point and the first channel of each volume."""
+    """The time point and the first channel of each volume, in the output's coordinates."""
     grid: ScaledGrid
     """The grid of its voxels."""
 
@@ -51,6 +51,18 @@ class Stored:
         """A block of a volume in the output, t c z y x."""
         lead = Box.of(self.places[volume], (1, self.channels))
         return lead + self.grid.box(block).shift(self.offset)
+
+    def corner_of(self, origin: Sequence[int]) -> tuple[int, ...]:
+        """The corner ``origin`` of the chunk grid, t c z y x, along z y x in the coordinates of
+        its head."""
+        return tuple(line - by for line, by in zip(origin[2:], self.offset, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Placed):
+    """An output of the run, open for reading."""
+
+    written: Written
 
 
 @dataclass(frozen=True)
@@ -82,8 +94,7 @@ class RunFolder:
     def blocks(self) -> Grid:
         """The blocks of each volume, in source coordinates."""
         first, (start, stop) = self.outputs[0], self.fingerprint["domain"]
-        lines = zip(first.written.source.grid_origin[2:], first.offset, strict=True)
-        anchor = tuple(line - offset for line, offset in lines)
+        anchor = first.corner_of(first.written.source.grid_origin)
         domain = Box(tuple(start[2:]), tuple(stop[2:]))
         return Grid(domain, tuple(self.fingerprint["block"]), anchor)
 
@@ -180,7 +191,7 @@ def _stored(
         shape = grid.box(Box(start, stop)).shape
         source = each.source
         shift = tuple(np.subtract(source.domain.start[2:], start).tolist())
-        stored = Stored(each, channels, shift, places, grid)
+        stored = Stored(channels, shift, places, grid, each)
         domain = Box(start, stop)
         inside = all(stored.box(volume, domain) in source.domain for volume in range(len(places)))
         if source.domain.shape[2:] != shape or source.dtype.name != dtype or not inside:
@@ -207,17 +218,30 @@ def _check_made_by(written: Written, content: Mapping[str, Any], folder: Folder)
     return None
 
 
-def threads_of(config: InferConfig) -> int | None:
-    """The number of torch's threads in a forward: what ``--threads`` says, else that of the run
-    which is resumed, as another number may change the last bits. None for torch's own choice."""
-    if config.threads is not None or not config.resumes:
-        return config.threads
-    threads: int | None = run_of(config).get("maker", {}).get("threads")
-    return threads
+def as_begun(config: InferConfig) -> tuple[InferConfig, Mapping[str, Any]]:
+    """The settings as the run has them that a job goes on with, where they are open: patch, overlap
+    and batch, which a machine may choose, and threads, of which another number may change the last
+    bits.
+
+    Args:
+        config: The settings.
+
+    Returns:
+        The settings, and the run's run.json, empty if there is none.
+    """
+    run = _run_of(config) if config.resumes else {}
+    settings, update = run.get("settings", {}), dict[str, Any]()
+    for name in ("patch", "overlap"):
+        if getattr(config, name) in (None, "auto") and settings.get(name):
+            update[name] = tuple(settings[name])
+    if config.batch == "auto" and settings:
+        update["batch"] = settings.get("batch")
+    if config.threads is None:
+        update["threads"] = run.get("maker", {}).get("threads")
+    return config.model_copy(update=update), run
 
 
-def run_of(config: InferConfig) -> Mapping[str, Any]:
-    """The run.json of the run that a job goes on with; empty if there is none."""
+def _run_of(config: InferConfig) -> Mapping[str, Any]:
     try:
         place = config.run_dir or default_run_dir(open_written(config.out_spec[0], "--out-spec"))
         return {} if place is None else read_run(place)

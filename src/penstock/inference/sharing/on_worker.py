@@ -17,21 +17,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...base import (
-    SUMMARY_FILE,
-    HeadKind,
-    InferConfig,
-    PenstockError,
-    UsageError,
-    describe,
-    one_heap,
-)
+from ...base import SUMMARY_FILE, InferConfig, PenstockError, UsageError, describe, one_heap
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
 from ...data import Resampling, Scaling, Sink
-from ..opening.heads import HeadPart, Origin
+from ..opening.heads import HeadFacts
 from ..opening.outputs import open_outputs
-from ..opening.selection import open_input
-from ..opening.voxel_sizes import frame_of_outputs
+from ..opening.selection import frame_of_outputs, open_input
 from ..planning.plan import Plan
 from ..stages.retries import forgoing
 
@@ -87,8 +78,7 @@ class RemoteJob:
     """Times and channels of the input."""
     at_once: int
     """Number of channels that the model takes."""
-    head_parts: Sequence[HeadPart]
-    head_kinds: Sequence[tuple[HeadKind, Origin]]
+    head_facts: Sequence[HeadFacts]
     way: Resampling | None
     """The way from the input to what the network sees; None if that is the same grid."""
     counts: bool
@@ -98,9 +88,7 @@ class RemoteJob:
     def sinks(self) -> list[Sink]:
         """The outputs, opened here with what the worker has found out about the model's heads."""
         source = frame_of_outputs(self.config, open_input(self.config), self.way)
-        outputs = open_outputs(
-            self.config, source, self.selected, self.at_once, self.head_parts, self.head_kinds
-        )
+        outputs = open_outputs(self.config, source, self.selected, self.at_once, self.head_facts)
         return [output.sink for output in outputs]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -133,11 +121,11 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
         except UsageError as error:
             raise UnfitWorker(describe(error)) from error
     # What the worker has decided on patches holds for all.
-    patches = {name: getattr(job.config, name) for name in ("patch", "overlap", "batch")}
+    patches = {name: getattr(job.config, name) for name in ("patch", "overlap", "batch", "box")}
     config = config.model_copy(update=patches)
     return RemoteJob(
         config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
-        job.net.model.in_channels, job.head_parts, job.head_kinds, job.way, job.values.counted,
+        job.net.model.in_channels, job.head_facts, job.way, job.values.counted,
     )  # fmt: skip
 
 

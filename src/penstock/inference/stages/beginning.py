@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from ...base import (
     SUMMARY_FILE,
-    HeadKind,
     InferConfig,
     Labels,
     PenstockError,
@@ -27,6 +26,7 @@ from ...base import (
     system_errors,
 )
 from ...data import OutputLock, Sink, no_block_again
+from ..opening.heads import HeadFacts
 from ..planning.plan import Plan
 from ..run_folder.ending import EndRequest, noting_end
 from ..run_folder.journal import Journal, Prepared
@@ -56,8 +56,8 @@ class Runnable(Protocol):
         """The outputs."""
 
     @property
-    def head_kinds(self) -> Sequence[tuple[HeadKind, Any]]:
-        """The kind of each head, and its source."""
+    def head_facts(self) -> Sequence[HeadFacts]:
+        """What is known of each head before its outputs are opened."""
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings and facts that must be equal for a run to be resumed."""
@@ -124,7 +124,7 @@ def completed(
     patiently(job.config.retry_for, "the lock", lock.check)
     for sink in job.sinks:
         patiently(job.config.retry_for, sink.name, sink.close)
-    summary = with_rest(summary, job.config, job.sinks, job.head_kinds, request)
+    summary = with_rest(summary, job.config, job.sinks, job.head_facts, request)
     with forgoing(f"--run-dir {job.run_dir}: {SUMMARY_FILE}"):
         journal.save(SUMMARY_FILE, asdict(summary))
     return summary
@@ -216,7 +216,7 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
         "cores": plan.facts.cores,
         "arithmetic": plan.facts.arithmetic,
         "seams": plan.facts.seams,
-        "seam_error": plan.facts.seam_error and asdict(plan.facts.seam_error),
+        "seam_error": plan.facts.seam_error,
         "memory": {part: getattr(plan.memory, part) for part in plan.memory.__slots__},
     }
 

@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...base import HeadKind, Incomplete, InferConfig, format_seconds, plural, usable_cores
+from ...base import Incomplete, InferConfig, format_seconds, plural, usable_cores
 from ...data import Rule, Sink
+from ..opening.heads import HeadFacts
 from ..planning.memory import LEVEL_VOXEL_BYTES
 from ..run_folder.ending import EndRequest
 from .first_level import FirstLevel
@@ -49,7 +50,7 @@ def first_levels(job: Job) -> dict[int, FirstLevel]:
         work = partial(begin_first_level, place, count, "--out-spec")
         level = patiently(config.retry_for, sink.name, work)
         if level is not None:
-            rule: Rule = "mode" if job.head_kinds[number][0] == "labels" else "mean"
+            rule: Rule = "mode" if job.head_facts[number].kind == "labels" else "mean"
             begun[number] = FirstLevel(sink, *level, rule, most // len(job.sinks))
     return begun
 
@@ -67,7 +68,7 @@ def with_rest(
     summary: Summary,
     config: InferConfig,
     sinks: Sequence[Sink],
-    kinds: Sequence[tuple[HeadKind, Any]],
+    heads: Sequence[HeadFacts],
     request: EndRequest,
 ) -> Summary:
     """Add the levels that outputs lack and windows of their channels, make the outputs that become
@@ -77,7 +78,7 @@ def with_rest(
         summary: What was done before; its time is that without levels.
         config: The settings of the job.
         sinks: Its outputs, in which all blocks are written.
-        kinds: The kinds of their heads, and their sources. A label is never averaged.
+        heads: Their heads. A label is never averaged.
         request: Asks the job to end early.
 
     Returns:
@@ -95,7 +96,7 @@ def with_rest(
                 "again with --resume"
             )
 
-    rules: list[Rule] = ["mode" if kind == "labels" else "mean" for kind, _ in kinds]
+    rules: list[Rule] = ["mode" if head.kind == "labels" else "mean" for head in heads]
     levels = _add_levels(config, sinks, rules, partial(going_on, "levels are not"))
     files = _make_files(config, sinks, rules, going_on)
     notes = (*summary.notes, *levels, *files)

@@ -27,11 +27,11 @@ def wanted_bricks(
     Patches whose blocks are all ``written`` are left out. The numbers of the bricks have no gaps,
     as stages wait for the next one.
     """
-    number, parts, blocks = itertools.count(), job.plan.parts, job.geometry.blocks
-    for brick in parts.bricks(range(len(parts)) if numbers is None else numbers):
-        if not written:
-            yield replace(brick, number=next(number))
-            continue
+    number, blocks = itertools.count(), job.geometry.blocks
+    if not written:
+        yield from job.plan.parts.bricks(numbers)
+        return
+    for brick in job.plan.parts.bricks(numbers):
         touched = indices(blocks.touching(job.geometry.reach(brick)))
         wanted = [block for block in touched if (brick.volume, *block) not in written]
         if wanted:

@@ -255,7 +255,7 @@ class Watch:
             retries=self.retries.count,
             retry_seconds=self.retries.seconds,
             requests_repeated=requests_repeated() - self._requests_before,
-            values=plan.facts.values,
+            values=self.job.values.line,
             seams=plan.facts.seams,
         )
 

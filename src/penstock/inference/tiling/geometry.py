@@ -1,23 +1,104 @@
-"""How patches, bricks and blocks cut a volume, and how patches meet at their seams."""
+"""How patches, bricks and blocks cut a volume, and how patches meet at their seams.
+
+Patches follow each other along an axis in one of these ways:
+
+    context    a stride each, and the first begins half an overlap before the volume
+    inset      a stride each, and the first begins where the volume does
+    narrowed   as few as the longest stride allows, at strides that are nearly equal
+    moved      a stride each, but the last is moved back
+
+Those that are narrowed or moved end where the volume ends, as nnU-Net's and MONAI's do. A volume
+that is shorter than a patch lies in the middle of one.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import reduce
-from typing import Literal
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import InferConfig, UsageError
+from ...base import InferConfig
 from ...data import Box, Grid, Resampling, indices
 from ...models import Steps
-from .rows import PatchRow, patches_in_row
 
+Ints = NDArray[np.int64]
 Seam = Literal["trim", "blend"]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchRow:
+    """The patches along an axis, in source coordinates."""
+
+    patch: int
+    begins: Ints
+    """The first voxel that each reads, which may lie before the volume."""
+    edges: Ints
+    """The first voxel that each owns, and last the end of the volume."""
+
+    def touching(self, start: Any, stop: Any, *, blended: bool) -> tuple[Any, Any]:
+        """First and stop of the patches that contribute to intervals, which are not empty. Those
+        that are ``blended`` contribute to all that they read, others to what they own."""
+        ends = self.begins + self.patch if blended else self.edges[1:]
+        starts = self.begins if blended else self.edges[:-1]
+        return np.searchsorted(ends, start, side="right"), np.searchsorted(starts, stop)
+
+    def neighbours(self, index: int) -> tuple[int, ...]:
+        """How far behind a patch those begin that share voxels with it, itself among them."""
+        near = self.begins - self.begins[index]
+        return tuple(near[np.abs(near) < self.patch].tolist())
+
+
+@lru_cache(maxsize=64)
+def patches_in_row(
+    steps: Steps, domain: tuple[int, int], inner: tuple[int, int], patch: int, overlap: int
+) -> PatchRow:
+    """The patches along an axis.
+
+    Args:
+        steps: How they follow each other.
+        domain: Start and stop of the volume.
+        inner: Start and stop of what steps that end with the volume take for it. Beyond it, patches
+            follow that share no voxel with others.
+        patch: Length of a patch.
+        overlap: Voxels that neighbours share, at least.
+
+    Returns:
+        The patches.
+    """
+    low, high = domain
+    if steps in ("context", "inset"):
+        first, count = low, -(-max(1, high - low - overlap) // (patch - overlap))
+        if steps == "context":
+            first, count = low - overlap // 2, -(-(high - low) // (patch - overlap))
+        begins = first + (patch - overlap) * np.arange(count)
+    else:
+        begins = inner[0] + _within(steps, inner[1] - inner[0], patch, overlap)
+        before = max(0, -(-(int(begins[0]) - low) // patch))
+        after = max(0, -(-(high - int(begins[-1])) // patch) - 1)
+        begins = np.concatenate([
+            begins[0] - patch * np.arange(before, 0, -1), begins,
+            begins[-1] + patch * np.arange(1, after + 1),
+        ])  # fmt: skip
+    middles = begins[1:] + (begins[:-1] + patch - begins[1:]) // 2
+    return PatchRow(patch, begins, np.concatenate([[low], middles, [high]]))
+
+
+def _within(steps: Steps, length: int, patch: int, overlap: int) -> Ints:
+    """Where patches begin that end with the volume."""
+    stride, rest = patch - overlap, length - patch
+    if rest <= 0:
+        return np.array([-(-rest // 2)])
+    if steps == "moved":
+        return np.minimum(stride * np.arange(-(-rest // stride) + 1), rest)
+    # Half of a patch of odd length is no whole number of voxels, and nnU-Net does not round it.
+    twice = patch if overlap == patch // 2 else 2 * stride
+    count = -(-2 * rest // twice)
+    return np.round(rest / count * np.arange(count + 1)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +157,7 @@ class Geometry:
     nothing of its neighbours and may be computed anywhere, at any time, and twice."""
     patches_per_brick: tuple[int, ...]
     steps: Steps = "context"
-    """The way in which patches follow each other; see `rows`. All heads are blended if it is not
+    """The way in which patches follow each other; see above. All heads are blended if it is not
     ``context``."""
     inner: Box | None = None
     """The box in which patches are laid out, where steps end with the volume; None for all."""
@@ -96,10 +177,6 @@ class Geometry:
     def before(self) -> tuple[int, ...]:
         """Voxels of context that a patch reads before its core."""
         return tuple(o // 2 for o in self.overlap)
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        return tuple(o - o // 2 for o in self.overlap)
 
     @property
     def blocks(self) -> Grid:
@@ -181,18 +258,17 @@ class Geometry:
         """
         return Grid(self.patches_for(part), self.patches_per_brick)
 
-    def bricks(
-        self, part_numbers: Iterable[int] | None = None, volume_number: int = 0
-    ) -> Iterator[Brick]:
-        """The bricks of some parts of a volume in visiting order, of all by default. They are
-        numbered from 0."""
-        number = 0
-        for part in range(len(self.parts)) if part_numbers is None else part_numbers:
-            for patches in self.bricks_of(self.parts[part]):
-                core, support = self.core_of(patches), self.support_of(patches)
-                read = self.read_of(patches)
-                yield Brick(number, volume_number, part, patches, core, support, read)
-                number += 1
+    def brick(
+        self,
+        number: int,
+        volume: int,
+        part: int,
+        patches: Box,
+        needed: frozenset[tuple[int, ...]] | None = None,
+    ) -> Brick:
+        """The brick of these patches, of which those that are ``needed`` are computed."""
+        boxes = self.core_of(patches), self.support_of(patches), self.read_of(patches)
+        return Brick(number, volume, part, patches, *boxes, needed)
 
     def count_bricks(self) -> int:
         return math.prod(
@@ -206,11 +282,11 @@ class Geometry:
         """Patches computed. One on a part's border counts for each side that computes it."""
         return math.prod(int((stop - first).sum()) for first, stop in self._patches_by_axis())
 
-    def _patches_by_axis(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def _patches_by_axis(self) -> Iterator[tuple[Ints, Ints]]:
         # Parts form a product grid, so a sum over them is a product of one sum for each axis.
         return (self.patches_along(axis) for axis in range(len(self.patch)))
 
-    def parts_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def parts_along(self, axis: int) -> tuple[Ints, Ints]:
         """Start and stop of each part along an axis: two arrays of shape (parts,)."""
         low, high = self.written.start[axis], self.written.stop[axis]
         step, anchor = self.part[axis], self.anchor[axis]
@@ -219,7 +295,7 @@ class Geometry:
         lines = np.minimum(np.maximum(lines, low), high)
         return lines[:-1], lines[1:]
 
-    def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def patches_along(self, axis: int) -> tuple[Ints, Ints]:
         """`patches_for` each part along an axis: first and stop, arrays of shape (parts,)."""
         start, stop = self.parts_along(axis)
         if self.back is not None:
@@ -243,14 +319,8 @@ def narrowed(geometry: Geometry, brick: Brick, blocks: Iterable[Sequence[int]]) 
     if brick.patches in boxes:
         return brick
     patches = frozenset(index for box in boxes for index in indices(box))
-    return replace(
-        brick,
-        patches=hull,
-        core=geometry.core_of(hull),
-        support=geometry.support_of(hull),
-        read=geometry.read_of(hull),
-        needed=None if len(patches) == hull.size else patches,
-    )
+    needed = None if len(patches) == hull.size else patches
+    return geometry.brick(brick.number, brick.volume, brick.part, hull, needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +330,6 @@ class PatchShape:
     patch: tuple[int, ...]
     overlap: tuple[int, ...]
     model_axes: Literal[2, 3]
-    chosen: bool = False
-    """True if neither the user nor the model named the patch."""
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -276,65 +344,6 @@ def per_axis(values: Sequence[int], *, plane: bool, thin: int) -> tuple[int, ...
     if len(values) == 2:
         return (thin, *values)
     return (thin if plane else values[0], values[0], values[0])
-
-
-def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> PatchShape:
-    """The patch of a job. It is a plane if --patch has two axes or the net is two-dimensional.
-
-    Raises `UsageError` if patch, overlap, trim and net contradict each other.
-    """
-    assert config.sides is not None and config.overlap is not None  # by now all are decided
-    axes = len(config.sides) if len(config.sides) > 1 else (model_axes or (3 if has_z else 2))
-    if model_axes is not None and axes != model_axes:
-        raise UsageError(
-            f"--patch {' '.join(map(str, config.sides))} has {axes} axes but the model is made of "
-            f"{model_axes}-D convolutions"
-        )
-    plane = axes == 2
-    patch = per_axis(config.sides, plane=plane, thin=1)
-    overlap = per_axis(config.overlap, plane=plane, thin=0)
-    if len(config.overlap) == 1:
-        # One number is meant for all axes, but an axis of one voxel cannot overlap.
-        overlap = tuple(0 if p == 1 else o for p, o in zip(patch, overlap, strict=True))
-    for name, p, o in zip("zyx", patch, overlap, strict=True):
-        if o >= p:
-            raise UsageError(f"--overlap {o} must be less than --patch {p} (axis {name})")
-        trim = config.trim_voxels if config.seam_mode == "trim" and p > 1 else None
-        if trim is not None and 2 * trim > o:
-            raise UsageError(
-                f"--trim-voxels {trim} needs an --overlap of at least "
-                f"{2 * trim}, not {o} (axis {name})"
-            )
-    if config.tta == "rotations" and patch[1] != patch[2]:
-        raise UsageError(
-            f"--tta rotations turns patches in the plane of y and x, so --patch must be as long "
-            f"along both, not {patch[1]} and {patch[2]}"
-        )
-    return PatchShape(patch, overlap, 2 if plane else 3)
-
-
-def aligned(
-    shape: PatchShape, factors: Iterable[Sequence[Fraction]], *, may_change: bool
-) -> PatchShape:
-    """The patch with an overlap at which cores begin at whole voxels of every head's grid.
-
-    ``factors`` are those of the heads. An overlap that ``may_change`` becomes the next that fits.
-    Raises `UsageError` for another at which they do not.
-    """
-    overlap = []
-    axes = zip("zyx", shape.patch, shape.overlap, zip(*factors, strict=True), strict=True)
-    for name, patch, shared, along in axes:
-        coarsest = math.lcm(*(factor.denominator for factor in along))
-        least = 1 if coarsest == 1 else 2 * coarsest
-        if shared % least:
-            if not may_change:
-                raise UsageError(
-                    f"the network gives one voxel for {coarsest} along {name}, so --overlap must "
-                    f"be a multiple of {least}, not {shared}"
-                )
-            shared = min(shared + least, patch - 1) // least * least
-        overlap.append(shared)
-    return replace(shape, overlap=tuple(overlap))
 
 
 def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ Parts are numbered in visiting order, the last axis first, and are never listed 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -73,10 +74,12 @@ class Parts:
         """The indices of the blocks that a part writes."""
         return self.geometry.blocks.touching(part.box)
 
-    def bricks(self, numbers: Iterable[int]) -> Iterator[Brick]:
-        """The bricks of some parts, in visiting order."""
-        for part in map(self.__getitem__, numbers):
-            yield from self.geometry.bricks([part.index], part.volume)
+    def bricks(self, numbers: Iterable[int] | None = None) -> Iterator[Brick]:
+        """The bricks of some parts, of all by default, in visiting order and numbered from 0."""
+        number, geometry = itertools.count(), self.geometry
+        for part in self if numbers is None else map(self.__getitem__, numbers):
+            for patches in geometry.bricks_of(part.box):
+                yield geometry.brick(next(number), part.volume, part.index, patches)
 
     def extent(self, numbers: Iterable[int]) -> Extent:
         """What some parts compute and write together."""

@@ -14,7 +14,7 @@ A petabyte volume has about a thousand rows per axis. `plan` turns these counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -130,11 +130,21 @@ def open_peak(geometry: Geometry) -> int:
 
     So the peak is the maximum of ``opened + unclosed - all``, on three axes too. Each layer of
     blocks is opened before a brick, by it or after it. So ``opened`` of a volume is
-    ``before * all + here * opened`` of a plane, and ``unclosed`` likewise. `_most` goes from axis
-    to axis and needs only the three factors.
+    ``before * all + here * opened`` of a plane, and ``unclosed`` likewise. Bricks that open and
+    close equally long blocks differ only in what is opened and closed before and after, of which
+    the largest counts. There are few kinds of them, so two axes are gone through by kinds.
     """
-    *outer, inner = (_blocks_along(geometry, axis) for axis in range(3))
-    return _most(1, 1, -1, [[*blocks.kinds()] for blocks in outer], inner)
+    along_z, along_y, along_x = (_blocks_along(geometry, axis) for axis in range(3))
+    peak = 0
+    for opening_z, closing_z, z in along_z.kinds():
+        planes = (z.before + z.after - z.whole).max()
+        for opening_y, closing_y, y in along_y.kinds():
+            rows = opening_z * y.before + closing_z * y.after + planes * y.whole
+            opening, closing = opening_z * opening_y, closing_z * closing_y
+            opened = opening * (along_x.before + along_x.opening)
+            unclosed = closing * (along_x.after + along_x.closing)
+            peak = max(peak, int((opened + unclosed + rows.max() * along_x.whole).max()))
+    return peak
 
 
 class BlocksAlong(NamedTuple):
@@ -156,29 +166,6 @@ class BlocksAlong(NamedTuple):
         for opening, closing in {*zip(self.opening.tolist(), self.closing.tolist(), strict=True)}:
             rows = (self.opening == opening) & (self.closing == closing)
             yield opening, closing, BlocksAlong(*(column[rows] for column in self))
-
-
-def _most(
-    opened: int,
-    unclosed: int,
-    whole: int,
-    outer: Sequence[list[tuple[int, int, BlocksAlong]]],
-    inner: BlocksAlong,
-) -> int:
-    """The maximum over all bricks of a weighted sum of three volumes of blocks, which are given by
-    their kinds for each axis but the last."""
-
-    def of_all(bricks: BlocksAlong) -> Ints:
-        return opened * bricks.before + unclosed * bricks.after + whole * bricks.whole
-
-    if not outer:
-        return int((of_all(inner) + opened * inner.opening + unclosed * inner.closing).max())
-    kinds, *rest = outer
-    # Bricks with the same opening and closing differ only in the third factor: take the largest.
-    return max(
-        _most(opened * opening, unclosed * closing, int(of_all(bricks).max()), rest, inner)
-        for opening, closing, bricks in kinds
-    )
 
 
 def _blocks_along(geometry: Geometry, axis: int) -> BlocksAlong:
