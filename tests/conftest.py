@@ -85,8 +85,8 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-_ORDER = "data inference cli reports bench scaling instruments".split()
-_ORDER += "base cluster training models tests loading".split()
+_ORDER = "data inference cli instruments reports".split()
+_ORDER += "bench models training cluster base scaling tests loading".split()
 """Folders in the order of their tests. Each of two workers begins with a half. Folders that need
 the same large libraries stand in one half, so that one worker imports them: rasterio and xarray, or
 Lightning with torchvision. Who is done early takes tests from the end of the other half, so what

@@ -149,6 +149,7 @@ def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) ->
     assert verdict([1.0, 1.01, 0.99], loop=[1.1, 1.12, 1.09], dask=[9.0]) == "met", "out of it"
 
 
+@pytest.mark.slow
 def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is that of the raw samples, the target is met on it, and docs/load.md has them."""
     pytest.importorskip("zarr")
@@ -182,6 +183,7 @@ def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+@pytest.mark.slow
 def test_two_commits_differ_in_words_and_not_in_what_was_measured(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     script = runpy.run_path(str(BENCHMARKS / "unchanged.py"))

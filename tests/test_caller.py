@@ -176,6 +176,7 @@ def test_training_leaves_all_as_it_was(tmp_path: Path) -> None:
     assert state() == before
 
 
+@pytest.mark.slow
 def test_measuring_freezes_no_more_than_it_thaws() -> None:
     from penstock.bench import measure
 

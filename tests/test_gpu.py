@@ -434,6 +434,7 @@ def test_the_suite_of_the_benchmark_is_resnet50_in_mixed_precision(tmp_path: Pat
         assert (case["device"], case["backbone"], case["amp"]) == ("cuda", "resnet50", True)
 
 
+@pytest.mark.slow
 def test_the_benchmark_goes_on_after_a_crash_and_keeps_the_records_of_doctor(
     tmp_path: Path,
 ) -> None:

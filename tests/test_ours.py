@@ -165,6 +165,7 @@ def zarr(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, mine = zarr(tmp_path / "in.zarr"), tmp_path / "results" / "mine.json"
     words = ["infer", "--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type",

@@ -19,12 +19,13 @@ MODEL = ("model", {**CASE, "model": "NETS:convs"}, TIMED,
          {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "knobs", "rules", "work", "samples", "where"),
     [
         (*MODEL, "here"),
-        pytest.param("loader", {"batches": 2}, SERIES, {"samples": 2, "bytes": 2 * SAMPLE_BYTES},
-                     ["step"], "process", marks=pytest.mark.slow),
+        ("loader", {"batches": 2}, SERIES, {"samples": 2, "bytes": 2 * SAMPLE_BYTES}, ["step"],
+         "process"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -66,6 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "val"), list(zip(SPLITS["train"], SPLITS["validation"], strict=True))
 )

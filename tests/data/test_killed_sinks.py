@@ -137,7 +137,7 @@ KILLED = [
     pytest.param(sink_ome_zarr_04, old_nothing, "overwrite", marks=pytest.mark.slow),
     (sink_ome_zarr_05, old_group, "resume"),
     (sink_n5, old_array, "overwrite"),
-    (sink_spec, old_array, "resume"),
+    pytest.param(sink_spec, old_array, "resume", marks=pytest.mark.slow),
     pytest.param(sink_ome_zarr_sharded, old_group, "overwrite", marks=pytest.mark.slow),
     pytest.param(sink_spec, old_nothing, "overwrite", marks=pytest.mark.slow),
 ]

@@ -72,14 +72,13 @@ def finished(order: list[int], counts: list[int], **knobs: Any) -> Array:
     return values("out.zarr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("normalize", "order", "counts"),
     [
         # float32 is counted in two rounds, and for percentiles there is nothing to count
         ("global", [2, 1, 2], 2 * [2, 1, 2]),
-        pytest.param(
-            "percentile", [2, 3, 1, 3], [3], marks=pytest.mark.slow
-        ),  # there is nothing to count
+        ("percentile", [2, 3, 1, 3], [3]),
     ],
 )
 def test_elements_in_any_order_and_twice_write_what_one_process_writes(
@@ -177,6 +176,7 @@ def test_an_element_that_was_killed_goes_on_by_itself() -> None:
     assert np.array_equal(values("out.zarr"), alone("none"))
 
 
+@pytest.mark.slow
 def test_an_element_with_other_threads_than_the_run_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -129,10 +129,8 @@ def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
     assert infer.run_job(job(tmp_path, normalize="global")).blocks_written == 27
 
 
-@pytest.mark.parametrize(
-    ("seam", "normalize"),
-    [("blend", "global"), pytest.param("trim", "percentile", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("seam", "normalize"), [("blend", "global"), ("trim", "percentile")])
 def test_blocks_that_are_half_done_are_made_again(
     seam: str, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +194,8 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     assert not (folder / "stacks.txt").exists()
 
 
-@pytest.mark.parametrize("method", ["GET", pytest.param("PUT", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_a_store_that_does_not_answer_ends_the_job_and_the_run_resumes(
     method: str, s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -316,6 +315,7 @@ def test_a_run_is_at_work_then_killed_then_done(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_says_why_and_which_faults_it_met(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

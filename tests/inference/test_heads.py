@@ -310,6 +310,7 @@ def test_mixed_heads_are_stitched_each_in_its_own_way(
     np.testing.assert_allclose(outs[2], soft, rtol=1e-5, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_mixed_heads_resume_to_the_same_bytes(tmp_path: Path) -> None:
     data = noise((16, 16, 8))
     knobs: dict[str, Any] = CPU | {"model": Mixed(), "block": 8, "chunks": 8, "normalize": "none",
@@ -456,6 +457,7 @@ def test_a_net_of_float32_is_said_to_see_less() -> None:
     assert any("float32, which does not hold all digits of uint32" in t for _, t in plan.lines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("default", "seam", "name"),
     mainly([(torch.bfloat16, "trim", "identity"), (torch.float64, "blend", "denoise-tiny")], 1),

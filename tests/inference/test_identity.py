@@ -73,6 +73,7 @@ def test_every_file_that_a_model_imports_from_its_folder_counts(files: Path) -> 
     assert found() == seen[-1]
 
 
+@pytest.mark.slow
 def test_a_changed_part_of_a_model_is_not_resumed(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_set_counts_and_where_its_objects_lie_in_memory_does_not() -> None:
     assert identity.attributes(Holds(held=first)) == identity.attributes(Holds(held=second))
 
 
+@pytest.mark.slow
 def test_from_wherever_it_is_said_a_file_is_the_same_model(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

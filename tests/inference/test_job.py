@@ -180,6 +180,7 @@ def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
     assert opened(cast).run_dir == folder
 
 
+@pytest.mark.slow
 def test_a_run_into_a_group_leaves_nothing_else_there_and_resumes(tmp_path: Path) -> None:
     group = tmp_path / "out.zarr"
     spec = array_spec({"driver": "file", "path": str(group)}, "0", NINE)

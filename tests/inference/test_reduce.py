@@ -67,6 +67,7 @@ def test_scores_are_reduced_after_seams_are_joined(seam: str) -> None:
     np.testing.assert_array_equal(best, np.take_along_axis(right, order, 0))
 
 
+@pytest.mark.slow
 def test_an_argmax_of_patches_is_not_that_of_the_blend() -> None:
     """The reason for the order: blended first, the labels at seams are others."""
     one, other = np.zeros(SHAPE, "uint8"), np.zeros(SHAPE, "uint8")
@@ -75,6 +76,7 @@ def test_an_argmax_of_patches_is_not_that_of_the_blend() -> None:
     assert 0 < (one != other).mean() < 0.5
 
 
+@pytest.mark.slow
 def test_a_new_output_of_labels_has_levels_by_mode(tmp_path: Path) -> None:
     reduced("blend", "argmax", str(tmp_path / "out.zarr"), levels=2)
     full, half = (penstock.open_source(str(tmp_path / "out.zarr"), level=level) for level in (0, 1))
@@ -127,7 +129,7 @@ def test_scores_that_are_not_finite_are_no_labels() -> None:
         reduced("trim", "argmax", np.zeros(SHAPE, "uint8"), model=Wild())
 
 
-@pytest.mark.parametrize(("seam", "version"), [("trim", "0.4"), ("blend", "0.5")])
+@pytest.mark.parametrize(("seam", "version"), mainly([("trim", "0.4"), ("blend", "0.5")], 1))
 def test_scores_in_whole_numbers_say_what_they_stand_for(
     seam: str, version: str, tmp_path: Path
 ) -> None:

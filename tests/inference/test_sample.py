@@ -15,6 +15,7 @@ from penstock.cli import main
 from penstock.inference.planning import cuts
 
 from ..later import imported_later
+from ..parameters import mainly
 from ..preloaded import forked_workers
 from .kit import Array, conv, values
 
@@ -88,7 +89,7 @@ def test_what_is_no_sample_has_the_fill_value(
     assert f"Sample: {computed} of 90 patches computed, " in line and "saved" in line
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("seam", mainly(["trim", "blend"], 1))
 def test_a_batch_of_rare_patches_is_not_waited_for(
     seam: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_batch_of_rare_patches_is_not_waited_for(
     np.testing.assert_array_equal(made, cut_out(full, rare, np.True_, seam)[0])
 
 
+@pytest.mark.slow
 def test_nan_is_no_sample_and_percentiles_are_those_inside_the_mask() -> None:
     spoilt = VOLUME.copy()
     spoilt[~BALL] = np.nan
@@ -130,11 +132,14 @@ def image(path: Path, data: Array, scale: float, at: float = 0.0, unit: str = "m
 
 @pytest.mark.parametrize(
     ("factor", "of_mask"),
-    [
-        (4, (2.0, 0.75, "micrometer")),
-        (1, (500.0, 0.0, "nanometer")),
-        (2, (1.0, 2.25, "micrometer")),
-    ],
+    mainly(
+        [
+            (4, (2.0, 0.75, "micrometer")),
+            (1, (500.0, 0.0, "nanometer")),
+            (2, (1.0, 2.25, "micrometer")),
+        ],
+        2,
+    ),
 )
 def test_a_mask_lies_over_the_input_in_world_coordinates(
     factor: int, of_mask: tuple[float, float, str], tmp_path: Path

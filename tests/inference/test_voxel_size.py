@@ -118,6 +118,7 @@ def test_a_killed_run_goes_on_with_the_same_bytes(volume: str, tmp_path: Path) -
     assert subprocess.run(verify, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @given(geometries(), st.tuples(*[st.integers(1, 12)] * 3), st.sampled_from([0, 1]))
 def test_bricks_make_blocks_of_another_grid(
     geometry: Geometry, shape: tuple[int, ...], order: int

@@ -19,6 +19,7 @@ from penstock.loading.iteration import _wanted
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order, Position
 
+from ..parameters import mainly
 from .kit import (
     DAMAGES,
     arrays,
@@ -70,7 +71,16 @@ CACHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("shuffle", "selection"),
-    [("none", "plain"), ("block", "plain"), ("global", "windows-over-time"), ("sample", "patches")],
+    mainly(
+        [
+            ("none", "plain"),
+            ("block", "plain"),
+            ("global", "windows-over-time"),
+            ("sample", "patches"),
+        ],
+        2,
+        3,
+    ),
 )
 def test_the_cache_reads_what_belady_reads_that_sees_the_whole_epoch(
     shuffle: str, selection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

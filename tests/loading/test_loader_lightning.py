@@ -90,14 +90,8 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        "each-epoch",
-        pytest.param("third-step-and-validation", marks=pytest.mark.slow),
-        pytest.param("part-of-an-epoch", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
 def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
     how, save, validated = RUNS[run]
 
@@ -116,6 +110,7 @@ def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path)
         assert net.seen == expected[step:], path.name
 
 
+@pytest.mark.slow
 def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
@@ -128,6 +123,7 @@ def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path
         assert len(fit(tmp_path, loader.as_torch(), wrapped(other), max_epochs=1).seen) == 4
 
 
+@pytest.mark.slow
 def test_an_epoch_that_is_set_before_the_first_batch_is_the_one_that_comes(data: Path) -> None:
     """Lightning asks for the iterator first."""
     expected = epochs(data, 2)

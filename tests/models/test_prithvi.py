@@ -200,6 +200,7 @@ def test_tiles_of_broken_patches_are_refused(
         on_meta(size)(torch.empty(1, 6, *sides, device="meta"))
 
 
+@pytest.mark.slow
 def test_tiles_that_fit_a_patch_of_14() -> None:
     x = torch.empty(1, 6, 224, 252, device="meta")
     assert on_meta("600m")(x).shape == x.shape

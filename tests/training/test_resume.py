@@ -126,6 +126,7 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
     assert_same(weights(whole), weights(tmp_path))
 
 
+@pytest.mark.slow
 def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path: Path) -> None:
     """As if the run had been killed between the last state and the files of the best one."""
 
