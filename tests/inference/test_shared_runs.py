@@ -229,7 +229,6 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seam", [pytest.param("trim", marks=pytest.mark.slow), "blend"])
 def test_a_run_that_was_cut_off_anywhere_computes_what_is_missing_and_no_more(
     seam: str, computed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
