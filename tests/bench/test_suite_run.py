@@ -225,7 +225,7 @@ def test_a_launch_has_one_training_and_counts_its_samples(
     json.dumps(result, allow_nan=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
     case = spiral(tmp_path / "out", distributed=True, batch_size=4) | {"world_size": 2}
     request = LaunchRequest(scenario="train", case=case, rules=RULES)

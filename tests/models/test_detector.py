@@ -197,7 +197,7 @@ def test_an_object_on_the_border_of_two_cores_is_found_once() -> None:
         assert len(workload.joined("s", parts)) == 1, (ours, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_where_what_and_how_long() -> None:
     torch.manual_seed(0)
     images, targets = some_chips(2, 2, 64)
