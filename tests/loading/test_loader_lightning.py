@@ -12,6 +12,7 @@ import pytest
 from penstock.base.errors import MissingDependency, UsageError
 from penstock.loading.loader import Loader
 
+from ..parameters import mainly
 from .kit import write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -90,8 +91,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", mainly([*RUNS], 1))
 def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
     how, save, validated = RUNS[run]
 
@@ -123,7 +123,6 @@ def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path
         assert len(fit(tmp_path, loader.as_torch(), wrapped(other), max_epochs=1).seen) == 4
 
 
-@pytest.mark.slow
 def test_an_epoch_that_is_set_before_the_first_batch_is_the_one_that_comes(data: Path) -> None:
     """Lightning asks for the iterator first."""
     expected = epochs(data, 2)
