@@ -136,7 +136,7 @@ DOMAIN_OF_FEW = Box((0,) * 5, FEW.shape)
 KILLED = [
     pytest.param(sink_ome_zarr_04, old_nothing, "overwrite", marks=pytest.mark.slow),
     (sink_ome_zarr_05, old_group, "resume"),
-    (sink_n5, old_array, "overwrite"),
+    pytest.param(sink_n5, old_array, "overwrite", marks=pytest.mark.slow),
     pytest.param(sink_spec, old_array, "resume", marks=pytest.mark.slow),
     pytest.param(sink_ome_zarr_sharded, old_group, "overwrite", marks=pytest.mark.slow),
     pytest.param(sink_spec, old_nothing, "overwrite", marks=pytest.mark.slow),

@@ -140,6 +140,7 @@ def check_random(folder: Path, seed: int, *, in_parts: bool = False) -> None:
     np.testing.assert_array_equal(got, dense[labels])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=476)  # a row of one voxel, by diagonal neighbours

@@ -217,7 +217,7 @@ def test_exact_is_said_of_patches_on_the_grid_alone() -> None:
 
 
 def test_a_default_patch_may_be_larger_than_a_block_that_is_named(tmp_path: Path) -> None:
-    volume = np.random.default_rng(0).random((20, 34, 40))
+    volume = np.random.default_rng(0).random((8, 20, 24))
     net = seeded(LOCAL["plain"][0])
     whole = np.zeros_like(volume)
     knobs: dict[str, Any] = {"head_kind": "intensity", "devices": "cpu", "model": net}

@@ -157,6 +157,7 @@ class _Scores(nn.Module):
         return torch.cat([x, 1000 - x], 1)
 
 
+@pytest.mark.slow
 def test_scores_go_back_before_they_become_labels(volume: str) -> None:
     knobs = AS_IT_IS | {"model": _Scores(), "voxel_size": "1 0.8 0.3", "chunks": None}
     del knobs["head_kind"], knobs["out_dtype"]

@@ -103,6 +103,7 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: P
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 25)]
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train_workload("spiral", config_of(whole, max_steps=13))
