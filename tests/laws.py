@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-COSTLY = settings(max_examples=max(3, settings.default.max_examples // 5))
+COSTLY = settings(max_examples=max(2, settings.default.max_examples // 5))
 """As many as any by default, six in ``make check``, and a fifth of all in ``make proofs``."""

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from .places import ROOT, SHARED
+
+BENCHMARKS = ROOT / "benchmarks"
 
 
 def test_benchmarks_import_names_that_are_there() -> None:
@@ -91,11 +93,16 @@ def test_report_is_computed_from_records(tmp_path: Path, monkeypatch: pytest.Mon
         ("loader_remote", "*-loader-remote.jsonl.gz"),
         ("drain", "*-drain.report/report.md"),
         ("study", "*-study/scaling.md"),
+        ("detector", "*/detections.png"),
+        ("emulator", "*/report.md"),
     ],
 )
 def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path: Path) -> None:
-    for library in ("torch", "lightning_fabric", "xarray", "dask", "boto3", "matplotlib"):
+    needed = "torch lightning_fabric xarray dask boto3 matplotlib torchvision rasterio"
+    for library in needed.split():
         pytest.importorskip(library)
+    if script == "emulator" and not (SHARED / "era-interim-uvz.nc").is_file():
+        pytest.skip("its data are not here")
     readme = (BENCHMARKS / "README.md").read_text()
     command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--quick"]
     done = subprocess.run(
@@ -149,6 +156,7 @@ def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) ->
     assert verdict([1.0, 1.01, 0.99], loop=[1.1, 1.12, 1.09], dask=[9.0]) == "met", "out of it"
 
 
+@pytest.mark.slow
 def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is that of the raw samples, the target is met on it, and docs/load.md has them."""
     pytest.importorskip("zarr")
@@ -182,6 +190,7 @@ def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+@pytest.mark.slow
 def test_two_commits_differ_in_words_and_not_in_what_was_measured(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     script = runpy.run_path(str(BENCHMARKS / "unchanged.py"))
@@ -201,6 +210,27 @@ def test_two_commits_differ_in_words_and_not_in_what_was_measured(tmp_path: Path
     other = outcome("other", [1.25, 3e-05], "written", "63c35aa243734992")
     wrong = "infer: a.json, a.yaml"
     assert script["differences"](before, other) == ([wrong], [])
+
+
+def test_without_the_data_the_emulator_is_skipped_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(BENCHMARKS / "emulator.py")
+    monkeypatch.setattr(sys, "argv", [script, "--data", str(tmp_path / "no.nc")])
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    runpy.run_path(script, run_name="__main__")
+    assert capsys.readouterr().out.startswith("skipped: there is no ")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_logs_reads_each_kind() -> None:
+    readme = (BENCHMARKS / "README.md").read_text()
+    script = str(BENCHMARKS / "slurm_logs.py")
+    done = subprocess.run([sys.executable, script, "--mb", "1", "--rounds", "1"],
+                          check=True, capture_output=True, text=True)  # fmt: skip
+    for log in ("bars", "labelled", "epochs", "bars, .gz", "large"):
+        assert f"| {log}, 1 MB |" in done.stdout
+    assert (BENCHMARKS / "README.md").read_text() == readme
 
 
 @pytest.mark.slow

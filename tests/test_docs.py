@@ -4,6 +4,7 @@ of them leads somewhere."""
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -86,9 +87,13 @@ QUICKER = {
     "penstock preprocess --data_root": "--chip-size 128 --overlap 32",
     "penstock generate volume": "--shape 48 96 96",
     "python training/denoise_tiny.py": "--steps 2 --volumes 1",
+    "penstock tune infer": "--most-seconds 5 --launch-seconds 0.3",
 }
 """What is added to commands that measure much, or often, for the sake of an interval, that train
 until something is learnt, and that make what several commands read."""
+QUICK_PRESET = ROOT / "src" / "penstock" / "bench" / "suite" / "presets" / "quick.json"
+OF_A_SUITE = ("./run_benchmark.sh quick", "./run_benchmark.sh benchmark --config one.json")
+"""Of the four trainings of its preset one is run, of a few steps."""
 LONGEST_S = 600
 """Most seconds of a command, so that one that hangs is named."""
 
@@ -126,7 +131,7 @@ def elsewhere(command: str) -> bool:
 
 def quicker(command: str) -> str:
     more = next((words for start, words in QUICKER.items() if command.startswith(start)), "")
-    return f"{command} {more}"
+    return f"{command.replace(*OF_A_SUITE)} {more}"
 
 
 def quicker_block(text: str) -> str:
@@ -220,6 +225,9 @@ def test_every_block_runs_in_order(tools: Path, tmp_path: Path) -> None:
     (here / "src" / "penstock" / "models").mkdir(parents=True)
     shutil.copy(ROOT / "run_benchmark.sh", here)
     shutil.copytree(ROOT / "training", here / "training")
+    preset = json.loads(QUICK_PRESET.read_text()) | {"batch_sizes": [1], "num_workers_list": [0]}
+    preset["train"]["max_steps"] = 2
+    (here / "one.json").write_text(json.dumps(preset))
     environment = os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "PYTHON": sys.executable,

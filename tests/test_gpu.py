@@ -434,6 +434,7 @@ def test_the_suite_of_the_benchmark_is_resnet50_in_mixed_precision(tmp_path: Pat
         assert (case["device"], case["backbone"], case["amp"]) == ("cuda", "resnet50", True)
 
 
+@pytest.mark.slow
 def test_the_benchmark_goes_on_after_a_crash(tmp_path: Path) -> None:
     """gpu.sh on a program that only tells how it was called; every sweep of it has a crash."""
     program = tmp_path / "program"

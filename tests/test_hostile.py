@@ -13,6 +13,7 @@ import pytest
 
 from penstock.cli import main
 
+from .parameters import slowly
 from .preloaded import PENSTOCK, started
 
 HUGE = 2**62
@@ -76,7 +77,8 @@ INFER, LOADER = ["infer", "--in-spec", "in.zarr", *KNOBS], ["bench", "loader", "
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [*((kind, INFER) for kind in FILES), ("v3", LOADER), ("nested", LOADER)]
+    ("kind", "words"),
+    [*((kind, INFER) for kind in FILES), slowly(("v3", LOADER)), ("nested", LOADER)],
 )
 @pytest.mark.usefixtures("few_addresses")
 def test_what_metadata_claims_is_checked_before_memory_is_taken(

@@ -165,6 +165,7 @@ def zarr(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, mine = zarr(tmp_path / "in.zarr"), tmp_path / "results" / "mine.json"
     words = ["infer", "--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type",
@@ -236,96 +237,68 @@ def test_the_seeds_command_lines_run_twice_in_a_row(
     assert run(words) == 0 and run(words) == 0
 
 
-READS: list[tuple[list[str], str]] = [
-    (["tune", "loader", "{set}", "--step-time", "1", "--output"], "dataset.json"),
-    (["tune", "loader", "{set}", "--step-time", "1", "--output"], "new.yaml"),
-    (["tune", "loader", "{set}", "--step-time", "1", "--output", "{new}", "--ledger"], "new"),
-    (["bench", "loader", "{set}", "--output"], "new.csv"),
-    (["bench", "queue", "{set}", "--output"], "new.csv"),
-    (["bench", "queue", "{set}", "--output", "{new}", "--ledger"], "new"),
-    (["compare", "{set}", "{set}", "--json"], "records.jsonl"),
-    (["report", "{set}", "--output", "{new}", "--csv"], "records.jsonl"),
+NET = "from torch import nn\n\n\ndef net():\n    return nn.Conv2d(3, 3, 1)\n"
+OF_NETS = "bench model --weights w.safetensors --tile-sizes 16 --model"
+READS: list[tuple[str, str]] = [
+    ("tune loader set --step-time 1 --output", "set/dataset.json"),
+    ("tune loader set --step-time 1 --output", "set/new.yaml"),
+    ("tune loader set --step-time 1 --output {new} --ledger", "set/new"),
+    ("tune loader a.npy --step-time 1 --ledger . --output", "records.jsonl"),
+    ("bench loader set --output", "set/new.csv"),
+    ("bench loader a.npy --ledger . --output", "records.jsonl"),
+    ("bench queue set --output", "set/new.csv"),
+    ("bench queue set --output {new} --ledger", "set/new"),
+    ("bench queue a.npy --ledger . --output", "records.jsonl"),
+    ("bench model --ledger . --output", "records.jsonl"),
+    ("bench model --ledger . --output a.csv --recommend", "records.jsonl"),
+    (f"{OF_NETS} nets.py:net --output", "nets.py"),
+    (f"{OF_NETS} nets:net --output", "nets.py"),
+    (f"{OF_NETS} nets.pt2 --output a.csv --recommend", "nets.pt2"),
+    (f"{OF_NETS} nets:net --output", "w.safetensors"),
+    (f"{OF_NETS} nets:net --output a.csv --recommend", "w.safetensors"),
+    ("compare set set --json", "set/records.jsonl"),
+    ("report set --output {new} --csv", "set/records.jsonl"),
+    ("doctor --no-measure --ledger . --json", "records.jsonl"),
+    ("scaling runs.csv --output", "."),
 ]
+"""Commands and a place for their output: a file that they read, or one in a folder that they read.
+The document of a packed data set is JSON of ours, and was replaced."""
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("packed") / "set"
-    assert run(["generate", "ufs-p2", folder, "--samples", 16, "--grid", 8, 16]) == 0
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    assert run(["generate", "ufs-p2", folder / "set", "--samples", 16, "--grid", 8, 16]) == 0
     records = Path(__file__).with_name("data") / "records-v1.jsonl"
-    shutil.copy(records, folder / "records.jsonl")
+    for place in ("records.jsonl", "set/records.jsonl"):
+        shutil.copy(records, folder / place)
+    np.save(folder / "a.npy", np.zeros((8, 8)))
+    for name, text in {
+        "nets.py": NET,
+        "nets.pt2": NET,
+        "w.safetensors": THEIRS,
+        "runs.csv": THEIRS,
+    }.items():
+        (folder / name).write_text(text)
     return folder
 
 
-@pytest.mark.parametrize(("words", "name"), READS, ids=[f"{' '.join(w)} {n}" for w, n in READS])
-def test_no_output_lies_in_the_folder_that_is_read(
-    words: list[str],
-    name: str,
-    packed: Path,
+@pytest.mark.parametrize(("words", "place"), READS, ids=[" ".join(each) for each in READS])
+def test_no_output_replaces_what_its_command_reads(
+    words: str,
+    place: str,
+    inputs: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The document of a packed data set is JSON of ours, and was replaced."""
-    folder = Path(shutil.copytree(packed, tmp_path / "set"))
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    there = {"set": folder, "new": tmp_path / "new"}
-    assert run([*(word.format(**there) for word in words), folder / name, "--overwrite"]) == 2
+    here = Path(shutil.copytree(inputs, tmp_path / "here"))
+    monkeypatch.chdir(here)
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert run([*words.format(new=tmp_path / "new").split(), place, "--overwrite"]) == 2
     assert "is an input" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-
-
-NET = "from torch import nn\n\n\ndef net():\n    return nn.Conv2d(3, 3, 1)\n"
-
-
-@pytest.mark.parametrize("named", ["nets.py:net", "nets:net", "nets.pt2"])
-def test_a_benchmark_replaces_no_model_that_it_measures(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / named.replace("nets:net", "nets.py").removesuffix(":net")
-    file.write_text(NET)
-    (tmp_path / "w.safetensors").write_text(THEIRS)
-    words = ["bench", "model", "--model", named, "--weights", "w.safetensors", "--tile-sizes", 16]
-    for read in (file, tmp_path / "w.safetensors"):
-        for flags in (["--output", read], ["--output", "a.csv", "--recommend", read]):
-            assert run([*words, *flags, "--overwrite"]) == 2
-            assert f"{read} is an input" in capsys.readouterr().err
-    assert file.read_text() == NET
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "bench model --output",
-        "bench model --output a.csv --recommend",
-        "bench loader {set} --output",
-        "bench queue {set} --output",
-        "tune loader {set} --step-time 1 --output",
-    ],
-)
-def test_no_output_replaces_the_ledger_of_its_command(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.save(tmp_path / "set.npy", np.zeros((8, 8)))
-    shutil.copy(Path(__file__).with_name("data") / "records-v1.jsonl", tmp_path / "records.jsonl")
-    before = (tmp_path / "records.jsonl").read_bytes()
-    command = words.format(set=tmp_path / "set.npy").split()
-    assert run([*command, "records.jsonl", "--ledger", ".", "--overwrite"]) == 2
-    assert "records.jsonl is an input" in capsys.readouterr().err
-    assert (tmp_path / "records.jsonl").read_bytes() == before
-
-
-def test_scaling_replaces_no_file_that_it_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = tmp_path / "runs.csv"
-    runs.write_text(THEIRS)
-    assert run(["scaling", runs, "--output", tmp_path, "--overwrite"]) == 2
-    assert "runs.csv is an input" in capsys.readouterr().err
-    assert runs.read_text() == THEIRS
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -16,7 +14,6 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -24,7 +21,7 @@ import penstock
 from penstock.base.errors import DISTRIBUTION, missing
 from penstock.instruments import environment
 
-from .anew import OPTIONAL, imported_anew
+from .anew import OPTIONAL
 from .reports.kit import launch
 
 ROOT = Path(__file__).parent.parent
@@ -57,29 +54,12 @@ def core(tmp_path: Path) -> dict[str, str]:
     return blocked(tmp_path)
 
 
-def says_anew(code: str, words: Sequence[str], folder: Path) -> str:
-    """What the core prints there to stderr."""
-    error = io.StringIO()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.chdir(folder))
-        stack.enter_context(patch.dict(os.environ, blocked(folder)))
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(contextlib.redirect_stderr(error))
-        stack.enter_context(patch.object(sys, "argv", ["-c", *words]))
-        stack.enter_context(imported_anew(without=OPTIONAL))
-        exec(code, {"__name__": "__main__"})
-    return error.getvalue()
-
-
 def says_fresh(code: str, words: Sequence[str], folder: Path) -> str:
-    """The same in a fresh interpreter."""
+    """What the core prints there to stderr, in a fresh interpreter."""
     environment, command = blocked(folder), [sys.executable, "-c", code, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stderr
-
-
-Said = tuple[str, list[str]]
 
 
 def test_hints_name_the_distribution_and_its_extras() -> None:
@@ -161,33 +141,18 @@ for words in sys.argv[1:]:
 """
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        (says_anew, [words for words in WITHOUT if not words.startswith("bench model")]),
-        pytest.param((says_fresh, [*WITHOUT]), marks=pytest.mark.slow),
-    ],
-    ids=["anew", "fresh"],
-)
-def said(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Said:
-    """What the core alone prints: in Python, then of every verb that wants more. A process of its
-    own asks what ``bench`` needs, and one of its kinds is asked unless all are."""
-    folder = tmp_path_factory.mktemp("core")
-    (folder / "gpus.csv").write_text(
+@pytest.mark.slow
+def test_every_verb_without_the_extras_names_the_one_it_needs(tmp_path: Path) -> None:
+    """The core alone, asked in Python, then by every verb that wants more."""
+    (tmp_path / "gpus.csv").write_text(
         "timestamp, index, name, memory.used [MiB], utilization.gpu [%]\n"
         "2026/11/22 12:00:00.000, 0, NVIDIA A10G, 100 MiB, 50 %\n"
     )
-    (folder / "b.jsonl").write_text(launch(8).line() + "\n")
-    says, commands = request.param
-    return says(OF_CORE, commands, folder), commands
-
-
-@pytest.mark.slow
-def test_every_verb_without_the_extras_names_the_one_it_needs(said: Said) -> None:
-    error, commands = said
+    (tmp_path / "b.jsonl").write_text(launch(8).line() + "\n")
+    error = says_fresh(OF_CORE, [*WITHOUT], tmp_path)
     plans, runs, *lines = error.splitlines()
-    assert len(lines) == 2 * len(commands), error
-    for command, refused, code_ in zip(commands, lines[::2], lines[1::2], strict=True):
+    assert len(lines) == 2 * len(WITHOUT), error
+    for command, refused, code_ in zip(WITHOUT, lines[::2], lines[1::2], strict=True):
         install = ".*is not installed; run: pip install 'penstock-"
         pattern = re.escape(WITHOUT[command]).replace(r"\.\*", install)
         assert re.search(pattern, refused) and code_ == "rc 2", (command, refused, code_)

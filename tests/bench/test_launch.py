@@ -36,6 +36,7 @@ def run(animal: str, timeout_s: float = 300.0, limit: int | None = None, **case:
     return record
 
 
+@pytest.mark.slow
 def test_a_launch_that_goes_well_is_a_whole_record_whatever_the_one_before_did() -> None:
     assert run("Segfault").status == "crash"
     record = run("Animal", batch=3)
@@ -138,6 +139,7 @@ def hang(**case: Any) -> tuple[Record, float]:
     return record, timeout_s
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_timeout_and_its_memory_is_known() -> None:
     record, seconds = hang(bytes=48 * MIB)
     assert record.error is not None
@@ -196,6 +198,7 @@ def test_what_a_worker_leaves_in_its_group_is_killed(fifo: tuple[Path, int]) -> 
     assert os.read(reader, 1) == b""  # it would wait while anyone lives
 
 
+@pytest.mark.slow
 def test_one_that_escapes_to_another_session_is_not_waited_for() -> None:
     record = run("Leaves", fifo="/dev/null", escapes=True)
     assert record.ok

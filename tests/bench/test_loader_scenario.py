@@ -25,6 +25,7 @@ from ..slow_server import Loopback
 from .kit_loader import SAMPLE_BYTES, case, measured, own_array, weather
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["penstock", "zarr"])
 def test_a_launch_waits_for_batches_and_checks_every_row(data: Path, name: str) -> None:
     result = measured(LoaderScenario(case(data, loader=name)))

@@ -66,6 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "val"), list(zip(SPLITS["train"], SPLITS["validation"], strict=True))
 )
@@ -224,7 +225,7 @@ def test_a_launch_has_one_training_and_counts_its_samples(
     json.dumps(result, allow_nan=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
     case = spiral(tmp_path / "out", distributed=True, batch_size=4) | {"world_size": 2}
     record = run_launch(Launch("train", case, 300.0, rules=series_rules(1)))

@@ -185,6 +185,7 @@ def results_of(
     return results
 
 
+@pytest.mark.slow
 def test_items_go_on_elsewhere_when_the_only_worker_that_fits_is_gone() -> None:
     """They wait for one that fits: the odd one that comes first is left out, and named."""
     with workers_of("fit") as (cluster, workers):
@@ -203,6 +204,7 @@ def test_items_go_on_elsewhere_when_the_only_worker_that_fits_is_gone() -> None:
     assert max(CALLS.values()) == 1
 
 
+@pytest.mark.slow
 def test_the_wait_for_a_worker_that_fits_ends() -> None:
     with workers_of("fit", worker_timeout=0.2) as (cluster, workers):
 

@@ -130,6 +130,7 @@ def test_an_attribute_without_a_meaning_is_refused(attributes: Any, why: str) ->
         packing_of(attributes, np.dtype("int16"), "here")
 
 
+@pytest.mark.slow
 def test_a_job_computes_values_and_keeps_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -321,6 +321,7 @@ def test_files_of_one_raster_are_all_read_alike(rasters: Array) -> None:
         assert other.bands and other.scale == (None if suffix == ".png" else source.scale)
 
 
+@pytest.mark.slow
 def test_a_raster_behind_http(rasters: Array) -> None:
     from tests.slow_server import Loopback
 

@@ -19,6 +19,7 @@ from .kit import read
 GRID = (8, 16)
 
 
+@pytest.mark.slow
 def test_generate_packs_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "data"
     words = ["generate", "ufs-p1", str(root), "--samples", "3", "--grid", "8", "16", "--seed", "5"]

@@ -132,8 +132,8 @@ DOMAIN_OF_FEW = Box((0,) * 5, FEW.shape)
 KILLED = [
     pytest.param(SINKS["ome_zarr_04"], old_nothing, "overwrite", marks=pytest.mark.slow),
     (SINKS["ome_zarr_05"], old_group, "resume"),
-    (SINKS["n5"], old_array, "overwrite"),
-    (SINKS["spec"], old_array, "resume"),
+    pytest.param(SINKS["n5"], old_array, "overwrite", marks=pytest.mark.slow),
+    pytest.param(SINKS["spec"], old_array, "resume", marks=pytest.mark.slow),
     pytest.param(SINKS["ome_zarr_sharded"], old_group, "overwrite", marks=pytest.mark.slow),
     pytest.param(SINKS["spec"], old_nothing, "overwrite", marks=pytest.mark.slow),
 ]

@@ -245,6 +245,7 @@ def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "text.nc is not a NetCDF file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ERA.exists(), reason=f"{ERA} is absent")
 @pytest.mark.filterwarnings("ignore:variable .* has non-conforming")
 def test_real_reanalysis_is_packed_to_the_bit(

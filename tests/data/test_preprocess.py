@@ -48,6 +48,7 @@ def test_what_is_done_is_not_done_again(
         assert "index.json" in name or after[name][0] == when
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_workers(data: Path, chipped: Path, tmp_path: Path) -> None:
     words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
     words[words.index("--num_workers") + 1] = "1"
@@ -55,6 +56,7 @@ def test_results_do_not_depend_on_workers(data: Path, chipped: Path, tmp_path: P
     assert contents(tmp_path) == contents(chipped)
 
 
+@pytest.mark.slow
 def test_a_scene_without_a_manifest_is_done_again_and_the_others_are_not(
     data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_p
     assert contents(out) == contents(chipped)
 
 
+@pytest.mark.slow
 def test_chips_of_other_settings_are_not_taken_for_these(
     data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_raster_that_changed_is_cut_again_only_when_told(
     assert "was made with other inputs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rows_of_one_scene_leave_the_others_done(
     data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from penstock.data import Box, open_sink, open_source
 from penstock.data.levels import levels_below, reduced
 from penstock.data.stores.pyramid import add_levels
 
-from ..parameters import paired
+from ..parameters import mainly, paired
 
 ts = pytest.importorskip("tensorstore")
 Array = NDArray[Any]
@@ -102,7 +102,7 @@ def test_a_coarse_axis_waits() -> None:
 FORMS = [{"ome_version": "0.4"}, {"ome_version": "0.5"}, {"shards": (8, 16, 16)}]
 
 
-@pytest.mark.parametrize(("form", "rule"), paired(FORMS, ["mean", "mode"]))
+@pytest.mark.parametrize(("form", "rule"), mainly(paired(FORMS, ["mean", "mode"]), 1))
 def test_levels_of_an_image(tmp_path: Path, form: dict[str, Any], rule: Any) -> None:
     array = values("labels" if rule == "mode" else "uint16", (2, 9, 19, 21))
     path = image(tmp_path / "a.zarr", array, **form)
@@ -130,6 +130,7 @@ def test_times_without_channels_keep_their_axis(tmp_path: Path, version: str) ->
     np.testing.assert_array_equal(whole(path, 1), windows(array, level.halved, mean))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_what_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from .kit import DATA, DOMAIN, SHAPE, build_ome_zarr_05, open_out, write
 
 
 class TestS3:
+    @pytest.mark.slow
     def test_the_benchmarks_own_specs(self, s3_endpoint: str) -> None:
         bucket = {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2"}
         kvstore = {**bucket, "path": "out.zarr", "endpoint": s3_endpoint}

@@ -222,7 +222,7 @@ def test_the_client_of_a_cluster_does_not_import_torch() -> None:
     assert [*Path("out.zarr.penstock").glob("done-*.log")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_with_other_numbers_of_threads_compute_with_equal_ones(
     scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,14 +72,13 @@ def finished(order: list[int], counts: list[int], **knobs: Any) -> Array:
     return values("out.zarr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("normalize", "order", "counts"),
     [
         # float32 is counted in two rounds, and for percentiles there is nothing to count
         ("global", [2, 1, 2], 2 * [2, 1, 2]),
-        pytest.param(
-            "percentile", [2, 3, 1, 3], [3], marks=pytest.mark.slow
-        ),  # there is nothing to count
+        ("percentile", [2, 3, 1, 3], [3]),
     ],
 )
 def test_elements_in_any_order_and_twice_write_what_one_process_writes(
@@ -117,6 +116,7 @@ def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_finish_says_how_all_that_is_missing_is_made(capsys: pytest.CaptureFixture[str]) -> None:
     np.save("in.npy", np.zeros((16, 24, 16), "float32"))  # of 12 blocks
     assert infer("--prepare", "--workers", "12", "--parts", "12", normalize="none") == 0
@@ -164,6 +164,7 @@ def test_a_share_of_statistics_ends_at_a_signal_and_is_counted_again(
     assert "round 1; 1 of 2 shares are missing" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_element_that_was_killed_goes_on_by_itself() -> None:
     assert infer("--prepare", "--workers", "2", normalize="none") == 0
     words = [*WORDS, "none", "--out-spec", "out.zarr", "--part", "1/2", "2"]

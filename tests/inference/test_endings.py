@@ -159,7 +159,8 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     assert not (folder / "stacks.txt").exists()
 
 
-@pytest.mark.parametrize("method", ["GET", pytest.param("PUT", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_a_store_that_does_not_answer_ends_the_job_and_the_run_resumes(
     method: str, s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -330,6 +330,7 @@ def test_a_disk_that_fills_under_a_cluster_is_told_and_resumed(
     assert main(["verify", str(out), "--run-dir", str(folder)]) == 0
 
 
+@pytest.mark.slow
 def test_a_disk_that_becomes_read_only_is_told_and_resumed(
     disk: tuple[Path, Callable[[str], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -399,6 +399,7 @@ def test_a_small_range_far_from_zero_reaches_a_net_whole() -> None:
     assert (out == data).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("default", "seam", "name"),
     mainly([(torch.bfloat16, "trim", "identity"), (torch.float64, "blend", "denoise-tiny")], 1),

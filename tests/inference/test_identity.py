@@ -161,6 +161,7 @@ def test_a_set_counts_and_where_its_objects_lie_in_memory_does_not() -> None:
     assert identity.attributes(Holds(held=first)) == identity.attributes(Holds(held=second))
 
 
+@pytest.mark.slow
 def test_from_wherever_it_is_said_a_file_is_the_same_model_until_a_part_changes(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_an_object_in_two_blocks_is_one(tmp_path: Path, rule: str) -> None:
     assert summary.objects == 1 and np.array_equal(labels > 0, scores > 0)
 
 
+@pytest.mark.slow
 def test_what_the_owner_sees_as_two_stays_two(tmp_path: Path) -> None:
     """Pieces at the edges of other blocks are alike to both, and would join them."""
     truth, scores = spheres(36, 14, 38, 2)
@@ -228,6 +229,7 @@ def inferred(folder: Path, *words: str) -> int:
     return main(["infer", place, out, *plain.split(), *model, *words])
 
 
+@pytest.mark.slow
 def test_infer_writes_objects_and_a_table(tmp_path: Path) -> None:
     table = str(tmp_path / "cells.csv")
     words = ["--instances", "components", "--threshold", "0.6", "--table", table]

@@ -102,10 +102,8 @@ def shapes() -> dict[str, NDArray[np.bool_]]:
     }
 
 
-@pytest.mark.parametrize(
-    "connectivity",
-    [pytest.param(6, marks=pytest.mark.slow), pytest.param(18, marks=pytest.mark.slow), 26],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("connectivity", [6, 18, 26])
 def test_adversarial_volumes_have_the_labels_of_scipy(tmp_path: Path, connectivity: int) -> None:
     for name, mask in shapes().items():
         got, summary, _ = label(tmp_path, mask, connectivity=connectivity)
@@ -141,6 +139,7 @@ def check_random(folder: Path, seed: int, *, in_parts: bool = False) -> None:
     np.testing.assert_array_equal(got, dense[labels])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=476)  # a row of one voxel, by diagonal neighbours

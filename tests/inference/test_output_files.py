@@ -71,6 +71,7 @@ def scene(path: str = "in.tif", **profile: Any) -> Any:
     return rasterio
 
 
+@pytest.mark.slow
 def test_ome_tiff() -> None:
     assert convert(image(), "out.ome.tif", *BLOCKS) == 0
     with tifffile.TiffFile("out.ome.tif") as file:
@@ -93,6 +94,7 @@ def test_ome_tiff() -> None:
     assert main(["verify", "out.ome.tif"]) == 0
 
 
+@pytest.mark.slow
 def test_a_tif_of_a_volume_is_an_ome_tiff(capsys: pytest.CaptureFixture[str]) -> None:
     labels = (VOLUME // 1000).astype("uint8")
     words = "--levels 3 --t 1 --c 0 2 --head-kind labels --out-dtype uint8".split()

@@ -185,6 +185,7 @@ def test_a_job_that_ends_among_levels_goes_on(
     check("a.zarr", 3)
 
 
+@pytest.mark.slow
 def test_what_a_repair_writes_reaches_the_levels() -> None:
     assert infer("a.zarr") == 0
     right = levels("a.zarr")
@@ -195,6 +196,7 @@ def test_what_a_repair_writes_reaches_the_levels() -> None:
     assert len(made) == 2 and all((a == b).all() for a, b in zip(made, right, strict=True))
 
 
+@pytest.mark.slow
 def test_levels_that_were_begun_of_other_blocks_are_made_anew() -> None:
     """A run is killed among its levels; then a chunk of a block is lost, and computed again."""
     assert infer("a.zarr", "--levels", "none") == 0

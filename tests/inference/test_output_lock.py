@@ -143,6 +143,7 @@ def has_lost(run: BaseProcess, folder: Path) -> bool:
     return run.exitcode == 1 and "this run has lost" in (folder / "said").read_text()
 
 
+@pytest.mark.slow
 def test_another_process_is_refused_whatever_its_run_folder(tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     np.save(tmp_path / "in.npy", OTHER)
@@ -176,6 +177,7 @@ def names(folder: Path) -> Iterator[Any]:
            "metadata": metadata, "create": True}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_by_whatever_name_it_is_one_output(tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     with living(out, tmp_path / "first"):
@@ -265,6 +267,7 @@ def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_pa
                                resume=True, run_dir=tmp_path / "first", **KNOBS)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_output_that_another_run_made_anew_is_not_resumed(tmp_path: Path) -> None:
     out, first = tmp_path / "out.zarr", tmp_path / "first"
     write(out, DATA, run_dir=first)

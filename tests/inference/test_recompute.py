@@ -195,6 +195,7 @@ def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(
     assert verify("--recompute", "100%") == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_anew_where_the_bits_may_differ(
     done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +250,7 @@ def test_another_input_model_or_weights_are_refused_in_words(
     refused("the run had input ")
 
 
+@pytest.mark.slow
 def test_a_run_of_objects_in_python_is_not_computed_anew(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,7 @@ def test_elements_share_a_run_folder_in_a_bucket(
     assert f"checksums in {run_dir}\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_repaired_and_another_run_begins_anew(run_dir: str) -> None:
     assert infer(run_dir) == 0
     next(path for path in Path("out.zarr/0/c").rglob("*") if path.is_file()).unlink()
@@ -172,6 +173,7 @@ def test_a_run_of_another_output_keeps_off_the_folder_of_one_at_work(run_dir: st
     assert not Path("second.zarr").exists()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_busy_now_and_then_loses_no_note(
     s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_store_that_is_gone_is_waited_for_and_then_the_run_can_go_on(
         assert bucket.read("run.json") == b"{}"
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_run_folder_is_read_like_one(
     run_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -299,6 +299,7 @@ def test_a_server_that_falls_silent_is_asked_again(
     assert "Operation too slow" in rows.read_text()
 
 
+@pytest.mark.slow
 def test_a_users_own_patience_wins(s3_endpoint: str) -> None:
     with door_to(s3_endpoint) as door:
         once = {"s3_request_retries": {"max_retries": 1, "initial_delay": "1ms"}}

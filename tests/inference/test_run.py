@@ -89,6 +89,7 @@ def test_seams_lie_in_the_middle_of_the_overlap_whatever_is_to_be_cut_at_least()
     assert said is not None and "middle of the overlap" in said
 
 
+@pytest.mark.slow
 def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     volume = np.random.default_rng(2).integers(0, 5000, (12, 20, 28)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "seam_mode": "blend"}
@@ -167,10 +168,8 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
             ("float64", "none"),
             ("uint64", "global"),
         ],
-        0,
         1,
         4,
-        5,
     ),
 )
 def test_dtypes_survive_the_way_through(dtype: str, normalize: str) -> None:
@@ -185,7 +184,7 @@ def test_dtypes_survive_the_way_through(dtype: str, normalize: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "patch"),
     mainly([((20, 25), 8), ((20, 25), (8, 4)), ((3, 20, 25), (8, 4)), ((2, 3, 4, 12, 13), 8),
-     ((9, 34, 34), 32), ((1, 1), 8), ((2, 1, 9, 9), (1, 4, 4))], 1, 3, 5, 6),
+     ((9, 34, 34), 32), ((1, 1), 8), ((2, 1, 9, 9), (1, 4, 4))], 3, 5),
 )  # fmt: skip
 def test_two_to_five_axes_thin_and_flat(shape: tuple[int, ...], patch: Any) -> None:
     data = arange(shape)
@@ -284,7 +283,7 @@ def test_a_halo_is_as_wide_around_every_block() -> None:
     np.testing.assert_allclose(out[16:18, 0, 0], [1, 0.5])
 
 
-@pytest.mark.parametrize("dtype", ["float64", "uint32", "bool", "uint8"])
+@pytest.mark.parametrize("dtype", mainly(["float64", "uint32", "bool", "uint8"], 0, 3))
 def test_blended_sums_of_every_dtype_fit_their_buffers(dtype: str) -> None:
     data = np.ones((6, 6, 6), dtype)
     out = run(data, patch=4, overlap=2, seam_mode="blend", normalize="none")
@@ -319,6 +318,7 @@ def test_global_of_aind_torch_utils_is_a_fixed_range_that_is_clipped() -> None:
     np.testing.assert_allclose(run(data, patch=(4, 10), overlap=0, **fixed), theirs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,7 @@ from penstock.cli import main
 from penstock.inference.planning import cuts
 
 from ..later import imported_later
+from ..parameters import mainly
 from .kit import Array, conv, values
 
 zarr = imported_later("zarr")
@@ -106,7 +107,7 @@ def test_what_is_left_out_adds_nothing_where_outputs_are_resampled(
     assert out.any() and summary.left_out.voxels > out.size / 2
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("seam", mainly(["trim", "blend"], 1))
 def test_a_batch_of_rare_patches_is_not_waited_for(
     seam: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_batch_of_rare_patches_is_not_waited_for(
     np.testing.assert_array_equal(made, cut_out(full, rare, np.True_, seam)[0])
 
 
+@pytest.mark.slow
 def test_nan_is_no_sample_and_percentiles_are_those_inside_the_mask() -> None:
     spoilt = VOLUME.copy()
     spoilt[~BALL] = np.nan
@@ -148,11 +150,14 @@ def image(path: Path, data: Array, scale: float, at: float = 0.0, unit: str = "m
 
 @pytest.mark.parametrize(
     ("factor", "of_mask"),
-    [
-        (4, (2.0, 0.75, "micrometer")),
-        (1, (500.0, 0.0, "nanometer")),
-        (2, (1.0, 2.25, "micrometer")),
-    ],
+    mainly(
+        [
+            (4, (2.0, 0.75, "micrometer")),
+            (1, (500.0, 0.0, "nanometer")),
+            (2, (1.0, 2.25, "micrometer")),
+        ],
+        2,
+    ),
 )
 def test_a_mask_lies_over_the_input_in_world_coordinates(
     factor: int, of_mask: tuple[float, float, str], tmp_path: Path

@@ -94,7 +94,7 @@ def verify(*words: Any) -> int:
     return main(["verify", *map(str, words)])
 
 
-@pytest.mark.parametrize(("store", "seam"), [("v3.zarr", "trim"), ("out.n5", "blend")])
+@pytest.mark.parametrize(("store", "seam"), mainly([("v3.zarr", "trim"), ("out.n5", "blend")], 1))
 def test_a_whole_output_is_proven_in_one_line(
     store: str, seam: str, whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +238,7 @@ def test_damage_is_found_and_the_command_that_is_named_mends_it(
     assert "Nothing is to be repaired" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", mainly(["run_folder.local.LocalFolder.forget", "repair.run_job"], 0)
 )
@@ -259,6 +260,7 @@ def test_a_repair_that_was_killed_is_done_by_the_next(
     assert main(["repair", spec]) == 0 == verify(spec)
 
 
+@pytest.mark.slow
 def test_what_is_taken_off_the_list_is_written_by_a_resume(
     whole: Whole, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,7 @@ def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
             break
 
 
+@pytest.mark.slow
 @given(geometries(), st.tuples(*[st.integers(1, 12)] * 3), st.sampled_from([0, 1]))
 def test_bricks_make_blocks_of_another_grid(
     geometry: Geometry, shape: tuple[int, ...], order: int
@@ -137,6 +138,7 @@ class _Scores(nn.Module):
         return torch.cat([x, 1000 - x], 1)
 
 
+@pytest.mark.slow
 def test_scores_go_back_before_they_become_labels(volume: str) -> None:
     knobs = AS_IT_IS | {"model": _Scores(), "voxel_size": "1 0.8 0.3", "chunks": None}
     del knobs["head_kind"], knobs["out_dtype"]

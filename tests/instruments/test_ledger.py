@@ -176,6 +176,7 @@ def test_the_published_schema_is_the_records() -> None:
     assert json.loads(SCHEMA_FILE.read_text()) == json_schema()
 
 
+@pytest.mark.slow
 def test_stored_files_are_valid_by_the_published_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(SCHEMA_FILE.read_text())

@@ -177,6 +177,7 @@ def test_rows_of_earlier_parts_of_a_run_are_kept_in_turn(tmp_path: Path) -> None
     assert [(tmp_path / name).read_text() for name in names] == ["first", "second", "third"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux counts it")
 def test_the_peak_of_a_process_is_not_its_parents() -> None:
     code = "from penstock.instruments.machine import peak_rss; print(peak_rss())"

@@ -12,6 +12,7 @@ import pytest
 from penstock.base.errors import MissingDependency, UsageError
 from penstock.loading.loader import Loader
 
+from ..parameters import mainly
 from .kit import write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -90,14 +91,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        "each-epoch",
-        pytest.param("third-step-and-validation", marks=pytest.mark.slow),
-        pytest.param("part-of-an-epoch", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("run", mainly([*RUNS], 1))
 def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
     how, save, validated = RUNS[run]
 
@@ -116,6 +110,7 @@ def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path)
         assert net.seen == expected[step:], path.name
 
 
+@pytest.mark.slow
 def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

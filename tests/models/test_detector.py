@@ -125,10 +125,8 @@ def some_chips(count: int, channels: int, side: int = 96) -> tuple[list[Any], li
     return images, targets
 
 
-@pytest.mark.parametrize(
-    ("backbone", "channels"),
-    [("mobilenet", 5), pytest.param("resnet50", 1, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("backbone", "channels"), [("mobilenet", 5), ("resnet50", 1)])
 def test_any_channels_and_every_parameter_learns(backbone: str, channels: int) -> None:
     """Of an image without objects too: a rank whose chips are empty must not leave DDP waiting."""
     torch.manual_seed(0)
@@ -143,6 +141,7 @@ def test_any_channels_and_every_parameter_learns(backbone: str, channels: int) -
         assert [name for name, p in net.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.slow
 def test_images_are_padded_and_never_rescaled_in_training_or_after(net: Any) -> None:
     image = torch.arange(2 * 50 * 70.0).view(2, 50, 70)
     for mode in (True, False):
@@ -198,7 +197,7 @@ def test_an_object_on_the_border_of_two_cores_is_found_once() -> None:
         assert len(workload.joined("s", parts)) == 1, (ours, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_where_what_and_how_long() -> None:
     torch.manual_seed(0)
     images, targets = some_chips(2, 2, 64)
@@ -227,6 +226,7 @@ def test_it_learns_where_what_and_how_long() -> None:
         assert got["length_m"][strong][order] == pytest.approx(true["length_m"], rel=0.35)
 
 
+@pytest.mark.slow
 def test_weights_are_plain_tensors_and_mixed_precision_stays_finite(net: Any) -> None:
     other = copy.deepcopy(net)
     file = BytesIO()

@@ -130,6 +130,7 @@ def test_a_module_on_another_device_is_never_a_copy_on_this_one(
     assert isinstance(there[0].weight, nn.Parameter)  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # torch's own, of a copy
 def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
     program = model.load_model(exported(Ramp(), 1, tmp_path), trust=True).module
@@ -157,7 +158,8 @@ def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> N
     assert 0 < np.abs(half - full).max() < 0.05
 
 
-@pytest.mark.parametrize("fixed", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fixed", [1, 4])
 def test_a_program_for_one_size_of_batch_runs_with_that(
     fixed: int, alone: str, full: np.ndarray, tmp_path: Path
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_program_for_one_size_of_batch_runs_with_that(
         footprint.measure_footprint(model.load_model(path, trust=True), (16, 1, 8, 8, 8))
 
 
+@pytest.mark.slow
 def test_without_a_batch_a_gpu_gives_a_program_for_one_that(alone: str) -> None:
     job: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=alone, trust_model=True)
     assert fit_batch(job.net.model, job.net.shape, None, on_cpu=False)[0] == 1

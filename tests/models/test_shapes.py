@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.models.footprint import output_on_meta
-from tests.preloaded import started
 
 from ..parameters import mainly
 
@@ -164,19 +162,3 @@ def test_random_numbers_are_not_drawn() -> None:
     before = torch.random.get_rng_state()
     compared(lambda x: functional.dropout(x, 0.5, training=True), 2, 4)
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-_QUICK = """
-import sys
-from penstock.models import load_model, measure_footprint
-shapes = {"denoise-tiny": (2, 1, 32, 32, 32), "prithvi-refiner-tiny": (2, 6, 32, 32)}
-for name, shape in shapes.items():
-    assert measure_footprint(load_model(name), shape).peak_bytes
-print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
-"""
-
-
-def test_a_footprint_imports_no_compiler(tmp_path: Path) -> None:
-    process = started(tmp_path, code=_QUICK)
-    process.join()
-    assert (tmp_path / "said").read_text() == "[]\n"

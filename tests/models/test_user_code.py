@@ -163,6 +163,7 @@ def test_an_error_on_the_way_leaves_its_traceback(
     assert "PENSTOCK_TRACEBACK" not in os.environ
 
 
+@pytest.mark.slow
 def test_a_training_that_a_model_ends_leaves_its_traceback_too(
     nets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,7 @@ def test_an_epoch_in_pieces_is_the_same_epoch(roots: dict[str, Path], tmp_path: 
     assert_same(weights(whole), weights(parts))
 
 
+@pytest.mark.slow
 def test_validating_on_what_is_trained_on_is_told(roots: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "packed").symlink_to(roots["train_data_root"])
     same = settings_of(roots, tmp_path / "out", max_steps=1, val_data_root=tmp_path / "packed")

@@ -182,6 +182,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
     assert not list(tmp_path.glob("*.parts"))
 
 
+@pytest.mark.slow
 def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: Path) -> None:
     import rasterio
 
@@ -201,6 +202,7 @@ def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: P
     assert not ((done.objects.points < corner - around).all(axis=1)).any()
 
 
+@pytest.mark.slow
 def test_what_the_user_says_comes_before_what_the_run_says(
     data: Path, run: Path, tmp_path: Path
 ) -> None:

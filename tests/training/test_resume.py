@@ -103,6 +103,7 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: P
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 25)]
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train_workload("spiral", config_of(whole, max_steps=13))
@@ -126,6 +127,7 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
     assert_same(weights(whole), weights(tmp_path))
 
 
+@pytest.mark.slow
 def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path: Path) -> None:
     """As if the run had been killed between the last state and the files of the best one."""
 
