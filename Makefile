@@ -55,7 +55,7 @@ CORE = $(addprefix tests/, test_platforms.py base/test_labels.py base/test_threa
 	data/test_normalize.py data/test_preprocess.py data/test_volumes.py data/test_weather.py \
 	data/test_windows.py \
 	instruments/test_environment.py instruments/test_ledger.py instruments/test_page_cache.py instruments/test_sampler.py \
-	loading/test_cache.py loading/test_fields.py loading/test_order.py \
+	loading/test_fields.py loading/test_order.py \
 	reports/test_cells.py reports/test_compare.py reports/test_csv.py reports/test_headlines.py \
 	reports/test_model_report.py reports/test_queue_model.py \
 	reports/test_run_sources.py reports/test_runs.py \

@@ -258,7 +258,6 @@ READS: list[tuple[str, str]] = [
     (f"{OF_NETS} nets:net --output a.csv --recommend", "w.safetensors"),
     ("compare set set --json", "set/records.jsonl"),
     ("report set --output {new} --csv", "set/records.jsonl"),
-    ("doctor --no-measure --ledger . --json", "records.jsonl"),
     ("scaling runs.csv --output", "."),
 ]
 """Commands and a place for their output: a file that they read, or one in a folder that they read.

@@ -23,11 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from ..base import UsageError, format_count
 from .load import Model
+from .operations import Operations
 from .reach import Reach
 
 MOST_PERIOD = 64
@@ -139,30 +138,6 @@ def _searched(net: _Probed) -> Reach:
     return replace(reach, places=places)
 
 
-class _Operations(TorchDispatchMode):
-    """Counts floating-point operations by torch's own formulas. Its `FlopCounterMode` does so, too,
-    and imports the compiler for it, which takes a second of each start."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As in `footprint`: False keeps the compiler out."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        with self:
-            out = func.decompose(*args, **kwargs)
-        if out is NotImplemented:  # it is one of the operators that all others are made of
-            out = func(*args, **kwargs)
-            count = flop_registry.get(func._overloadpacket)
-            self.total += count(*args, **kwargs, out_val=out) if count else 0
-        return out
-
-
 class _Probed:
     """A network in float64 that is run on probes."""
 
@@ -211,7 +186,7 @@ class _Probed:
         for side in _SIDES[self.axes]:
             try:
                 x = self.noise([*[side] * (self.axes - 1), 2 * side])
-                with _Operations() as counted:
+                with Operations() as counted:
                     once = self.run(x)
                 self.work_per_voxel = counted.total / math.prod(x.shape[2:])
                 if not _same(once, self.run(x)).all():
