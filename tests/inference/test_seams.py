@@ -187,18 +187,18 @@ def test_what_is_found_is_kept_by_weights_and_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    model, found = load_model(conv(1, 1)), list[Reach]()
+    model, searched = load_model(conv(1, 1)), list[Reach]()
 
     def find(*given: Any) -> Reach:
-        found.append(find_reach(*given))
-        return found[-1]
+        searched.append(find_reach(*given))
+        return searched[-1]
 
     def anew(model: Model) -> bool:
         """Whether a new process looks for what a model sees."""
         monkeypatch.setattr(seams, "_HERE", {})
-        before = len(found)
-        assert seams.reach_of(model, 3) == found[-1]
-        return len(found) > before
+        before = len(searched)
+        assert seams.reach_of(model, 3) == searched[-1]
+        return len(searched) > before
 
     monkeypatch.setattr(seams, "find_reach", find)
     assert anew(model) and not anew(model)

@@ -90,7 +90,7 @@ def test_in_the_long_run_every_feed_is_steady(
     workers: int, queue: int, read: float, compute: float
 ) -> None:
     feed = QueueModel(workers, queue, read, compute)
-    timeline = simulate(feed, 400)
+    timeline = simulate(feed, 400, in_hand=workers)
     late = timeline.seconds[200:]
     steady_s = max(compute, read / workers)
     assert sum(late) / 200 == pytest.approx(steady_s, rel=0.03)

@@ -1,8 +1,12 @@
-"""``penstock repair``: compute the lost and damaged blocks of an output again, and nothing else."""
+"""``penstock repair``: compute the lost and damaged blocks of an output again, and nothing else.
+
+Levels that are not those of the blocks are made anew.
+"""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from ..base import UsageError, VerifyConfig, from_flags, plural
 from . import verify
@@ -23,7 +27,9 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(VerifyConfig, args)
     run, proof = verify.proven(args, config)
     if not proof.bad:
-        print("Nothing is to be repaired")
+        made = [_levels_made_anew(spec, config.readers) for spec in run.specs]
+        if not any(made):
+            print("Nothing is to be repaired")
         return 0
     if len(args.output) < len(run.outputs):  # we write nowhere that only the run folder names
         names = ", ".join(stored.written.name for stored in run.outputs)
@@ -39,3 +45,15 @@ def run(args: argparse.Namespace) -> int:
     for finding in left.findings:
         print(f"{finding.kind.capitalize()}: {again.named(finding.key)} of {finding.output}")
     return verify.exit_code(left)
+
+
+def _levels_made_anew(spec: Any, threads: int) -> bool:
+    """Make the levels of an image anew, as many as it has, if one is not that of the one above."""
+    from ..data import add_levels, count_differing
+
+    counts = count_differing(spec, threads)
+    if not any(differing for _, differing in counts.values()):
+        return False
+    add_levels(spec, rule=None, count=len(counts) + 1, again=True, threads=threads)
+    print(f"Repaired: {plural(len(counts), 'level')} of {spec} made anew")
+    return True

@@ -106,8 +106,8 @@ def check_levels(run: RunFolder, threads: int) -> int:
         for level, (chunks, differing) in wrong.items():
             print(
                 f"Level {level} of {name} is not that of the one above in {differing:,} of "
-                f"{plural(chunks, 'chunk')}; penstock pyramid {shlex.quote(str(spec))} --overwrite "
-                "makes all levels anew"
+                f"{plural(chunks, 'chunk')}; penstock repair {shlex.quote(str(spec))} makes all "
+                "levels anew"
             )
         if counts and not wrong:
             print(f"{plural(len(counts), 'level')} of {name}: as the blocks have it")
