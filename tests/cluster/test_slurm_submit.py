@@ -380,8 +380,8 @@ def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
     accounts = (
         "5_0|COMPLETED|0:0|n1\n5_1|FAILED|1:0|n1\n5_[4-5%2]|PENDING|0:0|\n5_2|RUNNING|0:0|n1\n"
     )
-    by_slurm = told("5_2", "RUNNING") + told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit")
-    spoken(scontrol=(0, by_slurm), sacct=(0, accounts))
+    shown = told("5_2", "RUNNING") + told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit")
+    spoken(scontrol=(0, shown), sacct=(0, accounts))
     rows = slurm_states.job_states(["5"])["5"]
     assert [(row.id, row.state) for row in rows] == [
         ("5_2", "RUNNING"), ("5_[4-5%2]", "PENDING"), ("5_0", "COMPLETED"), ("5_1", "FAILED"),
@@ -405,11 +405,9 @@ def test_an_array_is_a_table_of_what_is_alike(
     other = submitted(id="7", name="mine", array="1-2", kind="program", command=["true"])
     study = slurm.SlurmStudy(jobs=(first, submitted(), last, other))
     (tmp_path / "study.json").write_text(study.model_dump_json())
-    by_slurm = told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit") + told(
-        "6", "PENDING", "Dependency"
-    )
+    shown = told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit") + told("6", "PENDING", "Dependency")
     said = "5_0|COMPLETED|0:0|n1\n5_1|FAILED|3:0|n2\n5_2|COMPLETED|0:0|n2\n"
-    spoken(scontrol=(0, by_slurm), sacct=(0, said + "4|COMPLETED|0:0|n1\n7_2|FAILED|3:0|n1\n"))
+    spoken(scontrol=(0, shown), sacct=(0, said + "4|COMPLETED|0:0|n1\n7_2|FAILED|3:0|n1\n"))
     table = table_of(job_statuses([str(tmp_path)]))
     assert [re.split(r"  +", line) for line in table] == [
         ["job", "name", "ranks", "nodes", "state"],
