@@ -152,6 +152,20 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
     assert "Nothing is to be repaired" in capsys.readouterr().out
 
 
+def test_levels_of_an_output_that_only_the_run_names_are_not_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("heads.py").write_text("def net():\n    return lambda x: {'a': x, 'b': 2 * x}\n")
+    assert infer("a.zarr", "b.zarr", "--model-type", "heads.py:net") == 0
+    Path("b.zarr/1/c/0/0/0").unlink()
+    before = {path for path in Path("b.zarr").rglob("*") if path.is_file()}
+    assert main(["repair", "a.zarr"]) == 2
+    assert "name all of them: a.zarr, b.zarr" in capsys.readouterr().err
+    assert {path for path in Path("b.zarr").rglob("*") if path.is_file()} == before
+    assert main(["repair", "a.zarr", "b.zarr"]) == 0
+    check("b.zarr", 2)
+
+
 def test_a_plain_output_is_an_array_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert infer("a.zarr", "--ome-zarr", "0.6") == 2
     assert "--ome-zarr '0.6': input should be '0.4' or '0.5'" in capsys.readouterr().err

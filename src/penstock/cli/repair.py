@@ -6,6 +6,7 @@ Levels that are not those of the blocks are made anew.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from ..base import UsageError, VerifyConfig, from_flags, plural
@@ -26,14 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(VerifyConfig, args)
     run, proof = verify.proven(args, config)
-    if not proof.bad:
-        made = [_levels_made_anew(spec, config.readers) for spec in run.specs]
-        if not any(made):
-            print("Nothing is to be repaired")
+    unlike = [] if proof.bad else _with_other_levels(run.specs, config.readers)
+    if not proof.bad and not unlike:
+        print("Nothing is to be repaired")
         return 0
     if len(args.output) < len(run.outputs):  # we write nowhere that only the run folder names
         names = ", ".join(stored.written.name for stored in run.outputs)
         raise UsageError(f"the run wrote several outputs; name all of them: {names}")
+    if unlike:
+        from ..data import add_levels
+
+        for image, count in unlike:
+            add_levels(image, rule=None, count=count + 1, again=True, threads=config.readers)
+            print(f"Repaired: {plural(count, 'level')} of {image} made anew")
+        return 0
     from ..inference import open_run, repair_run, verify_run
 
     with shown_progress() as progress:
@@ -47,13 +54,9 @@ def run(args: argparse.Namespace) -> int:
     return verify.exit_code(left)
 
 
-def _levels_made_anew(spec: Any, threads: int) -> bool:
-    """Make the levels of an image anew, as many as it has, if one is not that of the one above."""
-    from ..data import add_levels, count_differing
+def _with_other_levels(specs: Iterable[Any], threads: int) -> list[tuple[Any, int]]:
+    """The images of which a level is not that of the one above, each with its number of levels."""
+    from ..data import count_differing
 
-    counts = count_differing(spec, threads)
-    if not any(differing for _, differing in counts.values()):
-        return False
-    add_levels(spec, rule=None, count=len(counts) + 1, again=True, threads=threads)
-    print(f"Repaired: {plural(len(counts), 'level')} of {spec} made anew")
-    return True
+    counted = [(spec, count_differing(spec, threads)) for spec in specs]
+    return [(spec, len(counts)) for spec, counts in counted if any(n for _, n in counts.values())]

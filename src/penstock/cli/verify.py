@@ -138,8 +138,7 @@ def _lines(
         yield (
             f"Computed anew: {done.sampled:,} of {done.population:,} blocks (--seed "
             f"{config.seed}): {done.equal:,} have the same bits"
-            + f"; {differ:,} differ"
-            * bool(differ)
+            f"{f'; {differ:,} differ' if differ else ''}"
         )
     for kind in KINDS:
         word, findings = kind.capitalize(), proof.of_kind(kind)

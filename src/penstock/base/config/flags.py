@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from .knobs import Config, Knobs, build, read_yaml
+from .knobs import ON_OR_OFF, Config, Knobs, build, read_yaml
 
 _KNOB, _GROUP = "penstock_knob", "penstock_group"
 
@@ -98,7 +98,7 @@ def _flags_of(model: type[Knobs]) -> list[tuple[str, dict[str, Any]]]:
             text += f" (default: {_typed(info.default)})"
         text = text.replace("%", "%%")
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
-        if info.annotation in (bool, bool | None):
+        if info.annotation in ON_OR_OFF:
             options["action"] = argparse.BooleanOptionalAction
         elif "Mapping" in kind:
             options |= {"action": "append", "metavar": "KEY=VALUE"}

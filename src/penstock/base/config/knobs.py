@@ -65,6 +65,8 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Fraction = Annotated[float, BeforeValidator(parse_share)]
 """``1%`` or ``0.01``: above 0."""
+ON_OR_OFF = (bool, bool | None)
+"""The annotations of a knob whose flag takes no value; with ``--no-`` before its name it is off."""
 
 
 def _switch(value: object) -> object:
@@ -325,7 +327,7 @@ def _parameters(model: type[Knobs], renamed: dict[str, str]) -> dict[str, str]:
     spelled: dict[str, str] = {}
     for knob, info in model.model_fields.items():
         parameter, dashed = renamed.get(knob, knob), knob.replace("_", "-")
-        if info.annotation in (bool, bool | None):
+        if info.annotation in ON_OR_OFF:
             spelled |= {f"--{dashed}": f"{parameter}=True", f"--no-{dashed}": f"{parameter}=False"}
         else:
             spelled[f"--{dashed}"] = parameter

@@ -207,10 +207,9 @@ def _remove(group: Group) -> None:
     """
     first, *named = (str(each["path"]) for each in group.image()["datasets"])
     ranges = (ts.KvStore.KeyRange(f"{p}/", f"{p}0") for p in {*named, *_paths(first, _MOST_LEVELS)})
-    for gone in [
-        group.root.delete_range(each) for each in ranges
-    ]:  # all at once: a store may be far
-        gone.result()
+    begun = [group.root.delete_range(each) for each in ranges]  # all at once: a store may be far
+    for each in begun:
+        each.result()
     _name_levels(group, [])
 
 
