@@ -99,7 +99,7 @@ def test_what_the_training_may_be_told_besides(tmp_path: Path) -> None:
         ({"name": "../x"}, "name '../x': string should match"),
         ({"world_size": 8}, "custom.json: world_size 8 needs distributed true"),
         ({"train": {"epochs": 3}}, "'epochs' is the suite's to set, not for its key 'train'"),
-        ({"train": {"backbon": "x"}}, "train: there is no setting 'backbon'"),
+        ({"train": {"backbon": "x"}}, "train: there is no setting 'backbon' .perhaps 'backbone'"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(

@@ -11,6 +11,7 @@ spells a knob as its flag. `names_parameters` gives the error the knobs that it 
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -182,7 +183,7 @@ def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        raise UsageError(_fault(error.errors()[0], _as_flag)) from None
+        raise UsageError(_fault(model, error.errors()[0], _as_flag)) from None
 
 
 def check_file(
@@ -205,7 +206,7 @@ def check_file(
         for each in error.errors():
             # Flags may add what is missing in the file.
             if whole or (each["loc"] and each["type"] != "missing"):
-                raise UsageError(f"{file}: {_fault(each, str)}") from None
+                raise UsageError(f"{file}: {_fault(model, each, str)}") from None
 
 
 def check_belongs(given: Iterable[str], kinds: Mapping[str, Collection[str]], kind: str) -> None:
@@ -231,7 +232,7 @@ def _as_flag(key: object) -> str:
     return "--" + str(key).replace("_", "-")
 
 
-def _fault(error: ErrorDetails, spelled: Callable[[object], str]) -> str:
+def _fault(model: type[Knobs], error: ErrorDetails, spelled: Callable[[object], str]) -> str:
     """The sentence for an error of pydantic, with the setting as it was spelled."""
     if not error["loc"]:  # of several settings together
         return error["msg"].removeprefix("Value error, ")
@@ -239,7 +240,8 @@ def _fault(error: ErrorDetails, spelled: Callable[[object], str]) -> str:
     if error["type"] == "missing":
         return f"{spelled(key)} {'is required' if len(error['loc']) == 1 else 'takes more values'}"
     if error["type"] == "extra_forbidden":
-        return f"there is no setting {key!r}"
+        alike = difflib.get_close_matches(str(key), model.model_fields, 1)
+        return f"there is no setting {key!r}{f' (perhaps {alike[0]!r})' if alike else ''}"
     if error["type"] == "value_error":  # one of ours, and whole
         return f"{spelled(key)}: {error['ctx']['error']}"
     message = error["msg"][:1].lower() + error["msg"][1:]
