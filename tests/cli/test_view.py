@@ -118,7 +118,7 @@ def test_stores_are_served_to_one_page_only() -> None:
         (("volume.npy", "--c", "1"), "--c 1 is out of range"),
         (("none.zarr",), "none.zarr: no such file"),
         (("volume.npy", "volume.npy", "plane.npy"), "one array or two, not 3"),
-        (("volume.npy", "--out", "plane.npy"), "is not known to be Penstock's"),
+        (("volume.npy", "--output", "plane.npy"), "is not known to be Penstock's"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -181,6 +181,8 @@ def test_a_mask_is_made_anew_over_the_one_before(capsys: pytest.CaptureFixture[s
     assert main(["mask", "a.zarr", "m.zarr", "--overwrite", "--above", "500"]) == 0
     assert "above 500, as given" in capsys.readouterr().out
     assert Path("m.zarr.png").exists()
+    write("line.zarr", fluorescent(ball((8, 40, 1), 9)))  # a plane one voxel wide has an outline
+    assert main(["mask", "line.zarr", "n.zarr"]) == 0
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ def scene(path: str = "in.tif", **profile: Any) -> Any:
 
 @pytest.mark.slow
 def test_ome_tiff() -> None:
-    assert convert(image(), "out.ome.tif", *BLOCKS) == 0
+    given = image()
+    assert convert(given, "out.ome.tif", *BLOCKS) == 0
     with tifffile.TiffFile("out.ome.tif") as file:
         (series,) = file.series
         assert series.axes == "TCZYX" and (series.asarray() == VOLUME).all()
@@ -92,6 +93,9 @@ def test_ome_tiff() -> None:
     assert back.scale == (2.5, 1.0, 2.0, 0.5, 0.4) and back.units[4] == "micrometer"
     assert [each["label"] for each in back.omero] == ["dapi", "gfp", "red"]
     assert main(["verify", "out.ome.tif"]) == 0
+    before = Path("out.ome.tif").read_bytes()
+    assert convert(given, "out.ome.tif", *BLOCKS, "--overwrite") == 0
+    assert Path("out.ome.tif").read_bytes() == before
 
 
 @pytest.mark.slow
@@ -371,6 +375,7 @@ def test_a_kill_at_any_moment_of_the_making(name: str, monkeypatch: pytest.Monke
         Path("again.tif.scratch/blocks.zarr/tiles/mine").unlink()
         assert convert("in.tif", "again.tif", "--overwrite") == 0
     assert convert("in.tif", "out.tif", "--resume") == 0
+    assert not Path("out.tif.scratch").exists()
     with rasterio.open("out.tif") as made:
         assert (made.read() == SCENE).all()
     assert main(["verify", "out.tif"]) == 0

@@ -16,6 +16,7 @@ from penstock.reports.infer.job_files import InferenceRun
 from penstock.reports.infer.pictures import output_pictures
 from penstock.reports.infer.report import report_of_run
 from penstock.reports.places import joined, places_of, reports_of_places
+from penstock.reports.runs.catalogue import Catalogue
 
 from ..later import imported_later
 from .pages import HOSTILE, page_of, run_folder, text_of
@@ -119,6 +120,11 @@ def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
     out = tmp_path / "a.json"
     assert main(["report", str(tmp_path / "runs" / "a.zarr"), "--output", str(out)]) == 0
     assert json.loads(out.read_text())["title"] == "a.zarr"
+    (tmp_path / "c.tif").write_bytes(b"II*")  # an output may be one file
+    run_folder(tmp_path / "c.tif.penstock", READ)
+    assert main(["report", str(tmp_path / "c.tif"), "--output", str(tmp_path / "c.json")]) == 0
+    assert json.loads((tmp_path / "c.json").read_text())["title"] == "c.tif"
+    assert [run.kind for run in Catalogue([tmp_path / "c.tif"]).runs] == ["inference"]
     places = places_of(tmp_path / "runs")
     assert [place.path.name for place in places] == ["a.zarr.penstock", "b.zarr.penstock"]
     report = joined(reports_of_places(places), "runs")

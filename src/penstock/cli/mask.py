@@ -84,12 +84,16 @@ def _drawn(view: CoarseView, mask: SampleMask, file: Path, replace: bool) -> Pat
     depth, height, width = view.array.shape
     planes = sorted({(2 * n + 1) * depth // (2 * _PLANES) for n in range(_PLANES)})
     side = 4.0  # inches
-    size = (side * len(planes), side * height / width + 0.3)
+    size = (side * len(planes), side * min(max(height / width, 0.2), 5.0) + 0.3)
     low, high = np.nanpercentile(view.array, (1, 99.8))
     with picture(file, size, columns=len(planes), replace=replace) as panels:
         for z, panel in zip(planes, panels.flat, strict=True):
             panel.imshow(view.array[z], cmap="gray", vmin=low, vmax=high)
             if 0 < mask.inside[z].mean() < 1:  # else there is no outline
-                panel.contour(mask.inside[z], levels=[0.5], colors="orange", linewidths=1)
+                # One more voxel on each side, as an outline takes two rows and columns at least.
+                inside = np.pad(mask.inside[z], 1, "edge")
+                columns, rows = range(-1, width + 1), range(-1, height + 1)
+                panel.contour(columns, rows, inside, levels=[0.5], colors="orange", linewidths=1)
+                panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
             panel.set_title(f"z {z}: {mask.inside[z].mean():.0%} sample", fontsize=9)
     return file

@@ -23,6 +23,7 @@ from ..reports import (
     Catalogue,
     RecordPlace,
     Report,
+    beside_output,
     check_report,
     joined,
     page_data,
@@ -107,7 +108,8 @@ def _sorted(paths: Sequence[Path]) -> tuple[list[RecordPlace], list[Path], list[
     places: list[RecordPlace] = []
     others, searched = [], []
     for path in paths:
-        if path.is_file() and not path.name.endswith((".jsonl", ".jsonl.gz")):
+        records = path.name.endswith((".jsonl", ".jsonl.gz")) or beside_output(path)
+        if path.is_file() and not records:
             others.append(path)
             continue
         try:

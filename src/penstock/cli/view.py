@@ -27,7 +27,7 @@ from .info import levels_below
 
 EXAMPLES = """
 penstock view noisy.ome.zarr
-penstock view noisy.ome.zarr denoised.ome.zarr --out before-after.png
+penstock view noisy.ome.zarr denoised.ome.zarr --output before-after.png
 penstock view noisy.ome.zarr denoised.ome.zarr --serve   # a link of Neuroglancer, until Ctrl-C
 """
 _SIDE = 768
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="+", metavar="PATH", help="one or two files, folders, stores or URLs"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("view.png"), metavar="FILE",
+        "--output", type=Path, default=Path("view.png"), metavar="FILE",
         help="the picture (default: view.png)",
     )  # fmt: skip
     for flag, what in (("t", "time point"), ("c", "channel"), ("series", "image of several")):
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if len(args.paths) > 2:
         raise UsageError(f"a picture shows one array or two, not {len(args.paths)}")
     replace = from_flags(Overwriting, args).overwrite
-    check_outputs(("--out", args.out), replace=replace, inputs=[Path(p) for p in args.paths])
+    check_outputs(("--output", args.output), replace=replace, inputs=[Path(p) for p in args.paths])
     columns = [list(_planes(path, args)) for path in args.paths]
     rows = max(map(len, columns))
     longest = max(columns, key=len)
@@ -76,14 +76,14 @@ def run(args: argparse.Namespace) -> int:
     heights = [min(max(height, 0.2), 2.0) for height in heights]
     size = (_INCHES * len(columns), _INCHES * (sum(heights) + 0.1 * rows))
     with picture(
-        args.out, size, rows, len(columns), replace=replace, height_ratios=heights
+        args.output, size, rows, len(columns), replace=replace, height_ratios=heights
     ) as panels:
         for column, planes in enumerate(columns):
             for row, (title, plane, (low, high), aspect) in enumerate(planes):
                 panel = panels[row, column]
                 panel.imshow(plane, cmap="gray", vmin=low, vmax=high, aspect=aspect)
                 panel.set_title(title, fontsize=9)
-    print(args.out)
+    print(args.output)
     return 0
 
 

@@ -32,6 +32,7 @@ from .page import append_csv as append_csv
 from .page import check_report as check_report
 from .page import write_report as write_report
 from .places import RecordPlace as RecordPlace
+from .places import beside_output as beside_output
 from .places import folders_below as folders_below
 from .places import joined as joined
 from .places import places_of as places_of

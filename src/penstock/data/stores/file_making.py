@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ def make_file(
         UsageError: The file cannot be written.
     """
     if sink.made:
+        sink.clear()  # that start may have been killed before it did
         return False
     scratch = scratch_of(sink.path)
     work = scratch.with_name(f"made{ending_of(sink.path.name)}")
@@ -169,7 +171,9 @@ def _tiles(level: TensorStoreSource, progress: Any) -> Iterator[Any]:
 
 def _ome_metadata(image: TensorStoreSource) -> dict[str, Any]:
     """What OME's XML says of an image, in the words of tifffile."""
-    says: dict[str, Any] = {"axes": image.axes.upper()}
+    # tifffile would take a UUID at random, and the same image would be other bytes.
+    uuid = uuid5(NAMESPACE_OID, f"{image.axes} {image.domain.shape} {image.dtype}")
+    says: dict[str, Any] = {"axes": image.axes.upper(), "UUID": str(uuid)}
     for axis, size, unit in zip(AXES, image.scale or (), image.units, strict=bool(image.scale)):
         key = "TimeIncrement" if axis == "t" else f"PhysicalSize{axis.upper()}"
         if axis != "c" and axis in image.axes and unit is not None:

@@ -127,7 +127,8 @@ class Summary:
     def lines(self) -> Iterator[str]:
         """The summary in words."""
         yield f"Total time: {self.seconds:.2f} s"
-        yield f"Throughput: {self.mb_per_second:.2f} MB/s"
+        of_all = "" if self.left_out is None else " of the volume, sample or not"
+        yield f"Throughput: {self.mb_per_second:.2f} MB/s{of_all}"
         yield f"            {self.mvox_per_second:.2f} Mvox/s"
         yield from self._worker_lines()
         for name, stage in self.stages.items():

@@ -119,12 +119,12 @@ def places_at(named: Path) -> Iterator[RecordPlace]:
 
     Raises `UsageError` if there are far too many folders below it.
     """
+    if place := beside_output(named):
+        yield place
+        return
     if named.is_file():
         ledger = named.name.endswith((".jsonl", ".jsonl.gz"))
         yield RecordPlace("ledger" if ledger else "kept", named)
-        return
-    if place := beside_output(named):
-        yield place
         return
     for path, kind, names in folders_below(named):
         if kind is not None:
