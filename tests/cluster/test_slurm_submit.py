@@ -367,10 +367,8 @@ def test_steps_that_compute_no_block_ask_for_one_gpu(capsys: pytest.CaptureFixtu
 
 
 def told(job: str, state: str, reason: str = "None") -> str:
-    """A line of scontrol on a job, or on elements of an array."""
-    array, _, element = job.partition("_")
-    of_array = f"ArrayJobId={array} ArrayTaskId={element.strip('[]')} " if element else ""
-    return f"JobId={array} {of_array}JobState={state} Reason={reason} Dependency=(null)\n"
+    """A line of squeue on a job, or on an element of an array."""
+    return f"{job}|{state}|0||0|{reason}|\n"
 
 
 def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
@@ -380,12 +378,19 @@ def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
     accounts = (
         "5_0|COMPLETED|0:0|n1\n5_1|FAILED|1:0|n1\n5_[4-5%2]|PENDING|0:0|\n5_2|RUNNING|0:0|n1\n"
     )
-    shown = told("5_2", "RUNNING") + told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit")
-    spoken(scontrol=(0, shown), sacct=(0, accounts))
+    waiting = [told(f"5_{n}", "PENDING", "JobArrayTaskLimit") for n in (4, 5)]
+    spoken(squeue=(0, "".join([told("5_2", "RUNNING"), *waiting])), sacct=(0, accounts))
     rows = slurm_states.job_states(["5"])["5"]
     assert [(row.id, row.state) for row in rows] == [
-        ("5_2", "RUNNING"), ("5_[4-5%2]", "PENDING"), ("5_0", "COMPLETED"), ("5_1", "FAILED"),
+        ("5_2", "RUNNING"), ("5_4", "PENDING"), ("5_5", "PENDING"), ("5_0", "COMPLETED"),
+        ("5_1", "FAILED"),
     ]  # fmt: skip
+    # What was cancelled while it waited has no row of its own, and in the accounts they share one.
+    cancelled = "5_[2-5%2]|CANCELLED by 0|0:0|\n"
+    spoken(squeue=(0, told("5", "CANCELLED") + told("5_1", "FAILED")), sacct=(0, cancelled))
+    rows = slurm_states.job_states(["5"])["5"]
+    assert [row.id for row in rows] == ["5", "5_1", "5_2", "5_3", "5_4", "5_5"]
+    assert [line.split()[0] for line in table_of(job_statuses(["5"]))] == ["job", "5", "5_1"]
 
 
 def submitted(**changes: Any) -> slurm.SlurmJob:
@@ -405,14 +410,15 @@ def test_an_array_is_a_table_of_what_is_alike(
     other = submitted(id="7", name="mine", array="1-2", kind="program", command=["true"])
     study = slurm.SlurmStudy(jobs=(first, submitted(), last, other))
     (tmp_path / "study.json").write_text(study.model_dump_json())
-    shown = told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit") + told("6", "PENDING", "Dependency")
+    shown = told("5_4", "PENDING", "JobArrayTaskLimit") + told("6", "PENDING", "Dependency")
+    shown += told("5_5", "PENDING", "JobArrayTaskLimit")
     said = "5_0|COMPLETED|0:0|n1\n5_1|FAILED|3:0|n2\n5_2|COMPLETED|0:0|n2\n"
-    spoken(scontrol=(0, shown), sacct=(0, said + "4|COMPLETED|0:0|n1\n7_2|FAILED|3:0|n1\n"))
+    spoken(squeue=(0, shown), sacct=(0, said + "4|COMPLETED|0:0|n1\n7_2|FAILED|3:0|n1\n"))
     table = table_of(job_statuses([str(tmp_path)]))
     assert [re.split(r"  +", line) for line in table] == [
         ["job", "name", "ranks", "nodes", "state"],
         ["4", "prepare", "1", "n1", "COMPLETED"],
-        ["5_[4-5%2]", "parts", "1", "PENDING, JobArrayTaskLimit"],
+        ["5_[4-5]", "parts", "1", "PENDING, JobArrayTaskLimit"],
         ["5_[0,2]", "parts", "1", "2 different", "COMPLETED"],
         ["5_1", "parts", "1", "n2", f"FAILED, exit code 3: {PART}"],
         ["5_3", "parts", "1", "unknown to SLURM"],
