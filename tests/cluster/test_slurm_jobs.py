@@ -325,7 +325,7 @@ def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         (["--study", "6", "--preset", "raven-4gpu"], "6 ranks do not fill 2 nodes of 4 each"),
         (["--study", "1,2", "--array", "0-1"], "does not go with --array"),
         (["--study", "1,2", "--output", "log"], "--output log: the jobs of --study need a file"),
-        (["--preset", "raven-3gpu"], "--preset raven-3gpu: no such preset; there are "),
+        (["--preset", "raven-3gpu"], "--preset 'raven-3gpu': no such preset; there are "),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
     ],
 )
