@@ -55,7 +55,7 @@ ELSEWHERE = {
     "penstock dashboard outputs --port": "it never ends; test_runs_server starts it",
     "penstock label cells.ome.zarr nuclei.ome.zarr": "test_instances has such a decoder",
     "penstock slurm submit": "it needs sbatch; test_slurm_cluster starts a SLURM",
-    "penstock slurm status": "it needs scontrol; test_slurm_cluster asks a SLURM that it starts",
+    "penstock slurm status": "it needs squeue; test_slurm_cluster asks a SLURM that it starts",
     "penstock slurm cancel": "it needs scancel; test_slurm_arrays cancels jobs of its SLURM",
     "penstock bench model --tile-sizes 64 --mode train": "test_limits finds where memory ends",
     "penstock bench queue data/ufs": "tutorial 3 runs one",

@@ -25,7 +25,6 @@ on_slurm = pytest.mark.skipif(missing() is not None, reason=f"no SLURM here: {mi
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 JOBS = Path("jobs")

@@ -325,7 +325,7 @@ def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         (["--study", "6", "--preset", "raven-4gpu"], "6 ranks do not fill 2 nodes of 4 each"),
         (["--study", "1,2", "--array", "0-1"], "does not go with --array"),
         (["--study", "1,2", "--output", "log"], "--output log: the jobs of --study need a file"),
-        (["--preset", "raven-3gpu"], "--preset raven-3gpu: no such preset; there are "),
+        (["--preset", "raven-3gpu"], "--preset 'raven-3gpu': no such preset; there are "),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
     ],
 )
@@ -355,13 +355,13 @@ def test_a_training_that_cannot_be_is_refused_before_it_waits(
     assert sentence in line
 
 
-@pytest.mark.parametrize("name", ["sbatch", "scontrol", "srun"])
+@pytest.mark.parametrize("name", ["sbatch", "squeue", "srun"])
 def test_without_slurm_it_says_so(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = {
         "sbatch": ["slurm", "submit", "--folder", str(tmp_path / "out"), "--", *SPIRAL],
-        "scontrol": ["slurm", "status", "12"],
+        "squeue": ["slurm", "status", "12"],
         "srun": ["launch", "slurm", "--", *SPIRAL],
     }
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -426,32 +426,33 @@ def recorded(name: str) -> str:
     [
         ("running", JobState("1", "RUNNING", None, 0, 0, 0, "n[1-2]"), "RUNNING"),
         ("preempted", JobState("1", "PENDING", "BeginTime", 0, 0, 1), "PENDING, BeginTime, 1 restart"),  # noqa: E501
-        ("completed", JobState("1", "COMPLETED", None, 0, 0, 1, "n[1-2]"), "COMPLETED, 1 restart"),
-        ("failed", JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1"), "FAILED, exit code 7"),  # noqa: E501
-        ("killed", JobState("4", "FAILED", "JobLaunchFailure", 0, 9, 0, "n1"),
+        ("several", JobState("7_0", "COMPLETED", None, 0, 0, 0, "n2"), "COMPLETED"),
+        ("several", JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n2"), "FAILED, exit code 7"),  # noqa: E501
+        ("several", JobState("4", "FAILED", "JobLaunchFailure", 0, 9, 0, "n2"),
          "FAILED, killed by signal 9, JobLaunchFailure"),
-        ("cancelled", JobState("10", "CANCELLED", "DependencyNeverSatisfied", 0, 0, 0),
+        ("several", JobState("5", "CANCELLED", "DependencyNeverSatisfied", 0, 0, 0),
          "CANCELLED, DependencyNeverSatisfied"),
+        ("cancelled", JobState("7_3", "COMPLETING", None, 0, 0, 0, "n2"), "COMPLETING"),
     ],
 )  # fmt: skip
-def test_scontrol_is_read(name: str, expected: JobState, words: str) -> None:
-    assert slurm_states._scontrol(recorded(f"scontrol-{name}")) == [expected]
+def test_the_queue_is_read(name: str, expected: JobState, words: str) -> None:
+    rows = {row.id: row for row in slurm_states._rows(recorded(f"squeue-{name}"))}
+    assert rows[expected.id] == expected
     assert expected.words() == words
-    assert expected.ended == (name not in ("running", "preempted"))
+    assert expected.ended == (expected.state in ("COMPLETED", "FAILED", "CANCELLED"))
 
 
 def test_the_last_life_of_a_job_tells() -> None:
     """The rows of a job that was preempted, and then ran to its end."""
-    accounted = slurm_states._sacct(recorded("sacct-duplicates"))
+    accounted = list(slurm_states._rows(recorded("sacct-duplicates")))
     assert [row.state for row in accounted] == ["PREEMPTED", "REQUEUED", "COMPLETED"]
     assert [row.ended for row in accounted] == [False, False, True]
-    assert slurm_states._pick("1", accounted) == [accounted[-1]]
+    assert slurm_states._of_each(["1"], accounted) == {"1": [accounted[-1]]}
 
 
 @pytest.mark.parametrize("noise", ["", "\n", "error: x\n", "|||\n", "JobId=\n", "1|\n", "=\n"])
 def test_what_is_no_state_is_none(noise: str) -> None:
-    assert slurm_states._scontrol(noise) == []
-    assert slurm_states._sacct(noise) == []
+    assert list(slurm_states._rows(noise)) == []
 
 
 @pytest.fixture
@@ -459,7 +460,7 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     """Commands that say what the real ones said, in their place on PATH."""
 
     def speak(**said: tuple[int, str]) -> None:
-        for name in ("scontrol", "sacct"):
+        for name in ("squeue", "sacct"):
             code, text = said.get(name, (1, "slurm_load_jobs error: Invalid job id specified\n"))
             received = tmp_path / f"{name}.txt"
             received.write_text(text)
@@ -476,26 +477,24 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 def test_accounting_is_asked_for_what_the_controller_does_not_know(
     spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoken(scontrol=(0, recorded("scontrol-running") + recorded("scontrol-failed")))
+    spoken(squeue=(0, recorded("squeue-running") + recorded("squeue-several").partition("\n")[2]))
     states = slurm_states.job_states(["1", "3", "77"])
     assert states["1"] == [JobState("1", "RUNNING", None, 0, 0, 0, "n[1-2]")]
-    assert states["3"] == [JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1")]
+    assert states["3"] == [JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n2")]
     assert states["77"] == []
     # Of an array, some wait and some have ended.
-    spoken(scontrol=(0, recorded("scontrol-array")))
-    assert [row.id for row in slurm_states.job_states(["5"])["5"]] == [
-        "5_[4-5%2]", "5_3", "5_2", "5_1", "5_0",
-    ]  # fmt: skip
-    assert [row.exit_code for row in slurm_states.job_states(["5_3"])["5_3"]] == [3]
-    assert main(["slurm", "status", "5"]) == 3
-    assert "n1     FAILED, exit code 3: it was stopped" in capsys.readouterr().out
+    spoken(squeue=(0, recorded("squeue-several")))
+    elements = slurm_states.job_states(["7"])["7"]
+    assert sorted(row.id for row in elements) == [f"7_{n}" for n in range(8)]
+    assert [row.exit_code for row in slurm_states.job_states(["7_1"])["7_1"]] == [1]
+    assert main(["slurm", "status", "7"]) == 3
+    shown = capsys.readouterr().out
+    assert "n2     FAILED, exit code 1" in shown and "7_[4-7]                      PENDING" in shown
     # One that waits, by its own number.
-    (waiting,) = slurm_states.job_states(["5_4"])["5_4"]
-    assert (waiting.id, waiting.words()) == ("5_4", "PENDING, JobArrayTaskLimit")
-    assert main(["slurm", "status", "5_5"]) == 3
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["5_5", "PENDING,"]
-    assert main(["slurm", "status", "5_6"]) == 2
-    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 5_6\n"
+    assert main(["slurm", "status", "7_5"]) == 3
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["7_5", "PENDING,"]
+    assert main(["slurm", "status", "7_8"]) == 2
+    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 7_8\n"
     # Long ago: only accounting knows.
     spoken(sacct=(0, recorded("sacct-duplicates")))
     assert slurm_states.job_states(["1"])["1"] == [
@@ -510,8 +509,8 @@ def test_accounting_is_asked_for_what_the_controller_does_not_know(
 
 def test_a_controller_that_is_gone_is_told(spoken: Callable[..., None]) -> None:
     complaint = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
-    spoken(scontrol=(1, complaint))
-    with pytest.raises(PenstockError, match="scontrol: Unable to contact slurm controller"):
+    spoken(squeue=(1, complaint))
+    with pytest.raises(PenstockError, match="squeue: Unable to contact slurm controller"):
         slurm_states.job_states(["1"])
 
 

@@ -34,7 +34,7 @@ from penstock.inference.run_folder.folder import folder_at
 from penstock.inference.run_folder.journal import Journal, Prepared
 from penstock.inference.run_folder.local import LogFile
 from penstock.inference.sharing import on_worker as worker_side
-from penstock.inference.sharing.on_worker import JobOrder, Share, compute_share_of, count_share_of
+from penstock.inference.sharing.on_worker import JobOrder, compute_share_of, count_share_of
 from penstock.inference.stages import statistics
 from penstock.inference.stages.beginning import begun
 from penstock.inference.stages.pipeline import Pipeline, compute
@@ -331,10 +331,10 @@ def test_a_worker_whose_stage_hangs_leaves_and_other_shares_are_not_judged_by_it
     run.watch.watchdog.clock = lambda: 1000.0 if Path("hung").exists() else 0.0
     with pytest.raises(StageError, match="no progress for 10 min"):
         for number in range(1, 5):
-            compute_share_of(Share(given, number, 4))
+            compute_share_of((given, f"{number}/4"))
     assert left == ["a stage that hangs"]
     with pytest.raises(WorkerLeaves, match="a stage that hangs"):
-        compute_share_of(Share(given, 1, 4))
+        compute_share_of((given, "1/4"))
     run.watch.request = EndRequest()  # as if it did not leave: the thread still hangs
     compute(run, range(len(run.parts)), {})
     assert np.allclose(values("out.zarr")[0, 0], volume, atol=0.01)
@@ -346,13 +346,13 @@ def test_a_run_to_which_no_share_comes_is_closed_and_opened_again(
 ) -> None:
     given = order()
     monkeypatch.setattr(worker_side, "IDLE_S", 0.05)
-    compute_share_of(Share(given, 1, 4))
+    compute_share_of((given, "1/4"))
     for _ in eventually(30):
         if not any(map(is_held, FOLDER.glob("done-*.log"))):
             break
     assert not worker_side._KEPT
     monkeypatch.setattr(worker_side, "IDLE_S", 60)
-    compute_share_of(Share(given, 2, 4))
+    compute_share_of((given, "2/4"))
     each = summaries_of(folder_at(FOLDER), "*-topic")
     assert len(each) == 2 and all(summary.blocks_written for summary in each.values())
     assert {log.name for log in FOLDER.glob("done-*.log")} == {f"done-{n}.log" for n in each}
@@ -369,9 +369,9 @@ def test_a_worker_reads_what_was_counted_in_a_round_once(
         merge(packed, histograms)
 
     monkeypatch.setattr(statistics, "_merge", noted)
-    complete = [count_share_of(Share(given, each, 2)) for each in (1, 2, 1, 2)]
+    complete = [count_share_of((given, f"{each}/2")) for each in (1, 2, 1, 2)]
     assert complete == [False, False, False, True], "float32 is counted in two rounds"
-    compute_share_of(Share(given, 1, 4))
+    compute_share_of((given, "1/4"))
     (summary,) = summaries_of(folder_at(FOLDER), "*-topic").values()
     assert summary.blocks_written > 0 and len(read) == 4
 
@@ -394,6 +394,6 @@ def test_a_worker_of_another_maker_is_left_out_by_what_differs(
     monkeypatch.setattr(identity, "maker", lambda *args: {**ours(*args), name: other})
     differs = f"had {name} .*, and here it is {other!r}; go on with"
     with pytest.raises(UnfitWorker, match=differs):
-        compute_share_of(Share(given, 1, 4))
+        compute_share_of((given, "1/4"))
     with pytest.raises(UnfitWorker, match=differs):
         worker_side.open_job((given.config, 1, ""))

@@ -32,6 +32,7 @@ from ..cluster import (
     Step,
     cancel_jobs,
     check_places,
+    in_ranges,
     job_statuses,
     parse_sizes,
     read_settings,
@@ -191,14 +192,9 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    # Waiting elements of an array share a row: 12_[3-7%2]. Cancel a chain of jobs from its end,
-    # because ending a job would start the next one.
-    going = [
-        row.id.partition("_[")[0]
-        for row in reversed(job_statuses(args.jobs))
-        if row.state is not None and not row.state.ended
-    ]
-    going = list(dict.fromkeys(going))
+    # Cancel a chain of jobs from its end, because ending a job would start the next one.
+    rows = reversed(job_statuses(args.jobs))
+    going = in_ranges(row.id for row in rows if row.state is not None and not row.state.ended)
     if going:
         cancel_jobs(going)
     print(f"cancelled: {', '.join(going)}" if going else "none of them is waiting or running")

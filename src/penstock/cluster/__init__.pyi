@@ -29,6 +29,7 @@ from .slurm_jobs import slurm_scripts as slurm_scripts
 from .slurm_jobs import submit_steps as submit_steps
 from .slurm_states import JobStatus as JobStatus
 from .slurm_states import cancel_jobs as cancel_jobs
+from .slurm_states import in_ranges as in_ranges
 from .slurm_states import job_statuses as job_statuses
 from .slurm_states import table_of as table_of
 from .slurm_steps import Command as Command

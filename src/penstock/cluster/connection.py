@@ -105,9 +105,9 @@ def connect(
 
 @contextlib.contextmanager
 def _counting(workers: Workers) -> Iterator[None]:
-    """Context in which deaths and faults are counted, as Dask reports them."""
+    """Context in which workers that are gone are noted, as Dask reports them."""
 
-    def count_gone(event: tuple[float, Any]) -> None:
+    def note_gone(event: tuple[float, Any]) -> None:
         word = event[1]
         if word.get("action") != "remove-worker":
             return
@@ -118,18 +118,12 @@ def _counting(workers: Workers) -> Iterator[None]:
         if address in workers.asked.keys() - workers.left_out.keys():
             workers.note_gone(address, died=not word["expected"])
 
-    def count_fault(event: tuple[float, Any]) -> None:
-        workers.retried += 1
-
-    topics = {"all": count_gone, workers.token: count_fault}
-    for topic, count in topics.items():
-        workers.client.subscribe_topic(topic, count)
+    workers.client.subscribe_topic("all", note_gone)
     try:
         yield
     finally:  # else the scheduler complains of a client that is gone
-        for topic in topics:
-            with contextlib.suppress(Exception):  # the scheduler may be gone
-                workers.client.unsubscribe_topic(topic)
+        with contextlib.suppress(Exception):  # the scheduler may be gone
+            workers.client.unsubscribe_topic("all")
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
     items ── one for each worker ──▶ Dask ──▶ workers ──▶ (item, value), as each is done
 
-Dask decides which worker does an item, gives the item to another one if its worker dies, and tries
-again what was raised. This room adds what Dask does not know: which workers fit, that some of an
+Dask decides which worker does an item, and gives the item to another one if its worker dies. This
+room adds what Dask does not know: which workers fit, what is a fault and may pass, that some of an
 item may be saved, when a job is asked to end, and how long it may get on no further.
 """
 
@@ -133,6 +133,8 @@ class _Given(NamedTuple):
     future: Any
     before: object
     """Whatever was saved of the item when it was given out."""
+    faults: int
+    """Number of times that it has failed before."""
 
 
 _END = object()
@@ -157,8 +159,8 @@ class _Front:
         self.work_of, self.saved, self.most_unfit = work_of, saved, most_unfit
         self.given: dict[str, _Given] = {}
         """The items that Dask has, by key."""
-        self.again: deque[Any] = deque()
-        """Items to give out before others."""
+        self.again: deque[tuple[Any, int]] = deque()
+        """Items to give out before others, and the number of faults of each."""
         self.finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Futures that have ended. Dask puts them here in a thread of its own."""
         self.exhausted, self.ends = False, False
@@ -200,25 +202,23 @@ class _Front:
     def _refill(self) -> None:
         """Give out as many items as the workers that are there need."""
         for _ in range(0 if self.ends else len(self.workers.fit) - len(self.given)):
-            item = self.again.popleft() if self.again else next(self.items, _END)
+            item, faults = self.again.popleft() if self.again else (next(self.items, _END), 0)
             if item is _END:
                 self.exhausted = True
                 return
-            self._submit(item)
+            self._submit(item, faults)
 
-    def _submit(self, item: Any) -> None:
+    def _submit(self, item: Any, faults: int) -> None:
         workers, before = self.workers, self.saved(item)
         future = self.client.submit(
             guarded,
-            workers.token,
             self.function,
             self.work_of(item),
             key=f"{workers.token}-{next(_NUMBERS)}",
             pure=False,
-            retries=RETRIES,
             resources=workers.resources,
         )
-        self.given[future.key] = _Given(item, future, before)
+        self.given[future.key] = _Given(item, future, before, faults)
         future.add_done_callback(self.finished.put)
 
     def _take(self, future: Any) -> Iterator[tuple[Any, Any]]:
@@ -230,7 +230,7 @@ class _Front:
             return
         del self.given[future.key]
         if isinstance(value, NotDone):
-            self.again.append(given.item)
+            self.again.append((given.item, given.faults))
             if value.unfit:
                 workers.leave_out(value.address, value.unfit)
                 too_many = len(workers.left_out) >= self.most_unfit and not workers.served
@@ -240,6 +240,10 @@ class _Front:
         if not isinstance(value, FailedItem):
             workers.served = True
             workers.waiting.progressed()
+        elif value.may_pass and given.faults < RETRIES:
+            workers.retried += 1
+            self.again.append((given.item, given.faults + 1))
+            return
         yield given.item, value
 
     def _value_of(self, given: _Given) -> Any:
@@ -253,9 +257,6 @@ class _Front:
             return future.result(timeout=FETCH_S)
         except TimeoutError:
             return future
-        except FailedItem as failure:
-            self.workers.retried -= 1  # the last try was not followed by another one
-            return failure
         except KilledWorker as killed:
             return _LOST if self.saved(given.item) != given.before else _killing(killed)
         except Exception as error:  # of Dask: it could not load or send something

@@ -1,7 +1,7 @@
 """The worker's side of sharing: whether a worker may take items, and what becomes of one.
 
-An error of the user comes back as a value, and so does a worker that may not take part, or that
-leaves. Only a fault is raised, because Dask tries again what is raised.
+Whatever becomes of an item comes back as a value, because Dask could not load every error in
+another process. The client decides whether the item is given out again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class WorkerLeaves(PenstockError):
     """This worker leaves before its item is done. Another one does the item; it has not failed."""
 
 
-@dataclass(eq=False)
-class FailedItem(Exception):
-    """An item that is given up, in the place of its value. A worker raises it if the item may
-    succeed when it is tried again: any process can load its pickle, which is not true of the error
-    that it stands for."""
+@dataclass(frozen=True, slots=True)
+class FailedItem:
+    """An item that failed, in the place of its value."""
 
     sentence: str
     exit_code: int = 1
+    may_pass: bool = False
+    """True for a fault: the item may succeed when it is tried again."""
 
     def error(self) -> PenstockError:
         """The failure as an exception of this process that has the same exit code."""
@@ -52,19 +52,15 @@ class NotDone:
     """Why the worker may not take part at all; empty if it only leaves."""
 
 
-def guarded(token: str, function: Callable[[Any], Any], item: Any) -> Any:
+def guarded(function: Callable[[Any], Any], item: Any) -> Any:
     """Do an item on a worker.
 
     Args:
-        token: The topic under which the worker reports a fault.
         function: Does the item.
         item: Its argument.
 
     Returns:
-        What ``function`` returns, or `NotDone`, or a `FailedItem` that no other try would change.
-
-    Raises:
-        FailedItem: The item failed, and may succeed when it is tried again.
+        What ``function`` returns, or `NotDone`, or a `FailedItem`.
     """
     from distributed import get_worker
 
@@ -76,13 +72,10 @@ def guarded(token: str, function: Callable[[Any], Any], item: Any) -> Any:
     except Exception as error:
         ours = isinstance(error, PenstockError)
         sentence = f"{'' if ours else f'{type(error).__name__}: '}{describe(error)}"
-        failure = FailedItem(sentence, getattr(error, "exit_code", 1) if ours else 1)
+        code = getattr(error, "exit_code", 1) if ours else 1
         causes = (error, error.__cause__)
         ends = any(isinstance(each, PenstockError) and each.ends_job for each in causes)
-        if ends or failure.exit_code == UsageError.exit_code:
-            return failure
-        get_worker().log_event(token, sentence)
-        raise failure from None
+        return FailedItem(sentence, code, may_pass=not ends and code != UsageError.exit_code)
 
 
 def versions_of(libraries: Iterable[str]) -> dict[str, str]:

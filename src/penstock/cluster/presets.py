@@ -1,13 +1,11 @@
 """Settings of jobs by name: YAML files that Penstock ships, and those of the user.
 
---preset raven          ~/.config/penstock/slurm/raven.yaml if there is one, else the shipped file
+--preset raven          the shipped file of that name
 --preset ./mine.yaml    that file
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,6 @@ from typing import Any
 from ..base import SlurmConfig, UsageError, check_file, read_yaml
 
 SHIPPED = Path(__file__).parent / "presets"
-
-
-def preset_folder() -> Path:
-    """The folder of the user's presets."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-    return Path(home) / "penstock" / "slurm"
 
 
 def shipped_presets() -> list[str]:
@@ -40,7 +32,16 @@ def slurm_preset(name: str | None) -> Mapping[str, Any]:
     Raises:
         UsageError: There is no such preset, or a setting in it is wrong.
     """
-    return {} if name is None else read_settings(_path_of(name), "--preset")
+    if name is None:
+        return {}
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        return read_settings(Path(name).expanduser(), "--preset")
+    if name not in (names := shipped_presets()):
+        raise UsageError(
+            f"--preset {name!r}: no such preset; there are {', '.join(names)}, and any YAML file "
+            "by its path, such as ./mine.yaml"
+        )
+    return read_settings(SHIPPED / f"{name}.yaml", "--preset")
 
 
 def read_settings(path: Path, flag: str) -> dict[str, Any]:
@@ -59,21 +60,3 @@ def read_settings(path: Path, flag: str) -> dict[str, Any]:
     settings = read_yaml(path, flag)
     check_file(SlurmConfig, settings, f"{flag} {path}")
     return settings
-
-
-def _path_of(name: str) -> Path:
-    if "/" in name or name.endswith((".yaml", ".yml")):
-        return Path(name).expanduser()
-    folder = preset_folder()
-    if not re.fullmatch(r"\w[\w.+-]*", name):
-        raise UsageError(f"--preset {name!r} is neither a name nor the path of a YAML file")
-    for place in (folder, SHIPPED):
-        if (path := place / f"{name}.yaml").is_file():
-            return path
-    names = dict.fromkeys(
-        [*shipped_presets(), *sorted(path.stem for path in folder.glob("*.yaml"))]
-    )
-    raise UsageError(
-        f"--preset {name}: no such preset; there are {', '.join(names)}, the files "
-        f"NAME.yaml in {folder}, and any file by its path"
-    )

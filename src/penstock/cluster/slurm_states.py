@@ -1,12 +1,11 @@
 """The states of jobs, from SLURM's commands and from the list of their study.
 
-    scontrol show job ──▶ sacct
+    squeue ──▶ sacct
     waits, runs, has just ended    accounting, where there is some
 
-The second is asked about what the first does not know any more. Their text output is parsed,
-because not every SLURM in use writes JSON. A job that was preempted or requeued has not ended: it
-starts again under the same number. Accounting has a row for each start of a job; the last row
-counts.
+The second is asked about what the first does not know any more. Their rows are parsed, because not
+every SLURM in use writes JSON. A job that was preempted or requeued has not ended: it starts again
+under the same number. Accounting has a row for each start of a job; the last row counts.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..base import RESULTS, Incomplete, PenstockError, UsageError, array_ranges, number_ranges
@@ -92,31 +91,43 @@ def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
     Raises:
         PenstockError: SLURM does not answer.
     """
-    return {job: _states_of(job) for job in jobs}
-
-
-def _states_of(job: str) -> list[JobState]:
-    rows = _pick(job, _scontrol(_answer(["scontrol", "--oneliner", "show", "job", job])))
-    if not rows:
-        return _pick(job, _accounted(job))
-    if "_" in job or "_" not in rows[0].id:
-        return rows
+    if not jobs:
+        return {}
+    rows = _of_each(jobs, _controlled(jobs))
     # The controller forgets an element some minutes after its end, while others still run.
-    names = {row.id for row in rows}
-    return rows + [
-        row
-        for row in _pick(job, _accounted(job))
-        if row.ended and row.id not in names and not any(waits_in(row.id, each) for each in names)
-    ]
+    unsure = [job for job in jobs if [row.id for row in rows[job]] != [job]]
+    for job, past in _of_each(unsure, _accounted(unsure) if unsure else ()).items():
+        here = {row.id for row in rows[job]}
+        rows[job] += [row for row in past if row.id not in here and (row.ended or not here)]
+    return rows
 
 
-def _accounted(job: str) -> list[JobState]:
+def _of_each(jobs: Sequence[str], rows: Iterable[JobState]) -> dict[str, list[JobState]]:
+    """The last row of each job, or of each of its elements."""
+    last = {row.id: row for row in rows}
+    of_each = defaultdict[str, list[JobState]](list)
+    for number, row in last.items():
+        for job in {number, number.partition("_")[0]}:
+            of_each[job].append(row)
+    return {job: of_each[job] for job in jobs}
+
+
+def _controlled(jobs: Sequence[str]) -> list[JobState]:
+    command = ["squeue", "--noheader", "--all", "--states=all", "--array"]
+    columns = ("jobarrayid", "state", "exit_code", "nodelist", "restartcnt", "reason")
+    form = ",".join(f"{column}:|" for column in columns)  # no width, or texts would be cut
+    ended = ask_slurm([*command, f"--Format={form}", f"--jobs={','.join(jobs)}"])
+    complaint = complaint_of(ended)
+    if ended.returncode and "invalid job id" not in complaint.lower():
+        raise PenstockError(f"squeue: {complaint}")
+    return [] if ended.returncode else list(_rows(ended.stdout))
+
+
+def _accounted(jobs: Sequence[str]) -> list[JobState]:
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
-    ended = ask_slurm([*command, f"--format={','.join(_FIELDS)}", f"--jobs={job}"])
-    return [] if ended.returncode else _sacct(ended.stdout)  # no accounting here
-
-
-_FIELDS = ("JobID", "State", "ExitCode", "NodeList")
+    columns = "--format=JobID,State,ExitCode,NodeList"
+    ended = ask_slurm([*command, columns, f"--jobs={','.join(jobs)}"])
+    return [] if ended.returncode else list(_rows(ended.stdout))  # there may be no accounting
 
 
 def cancel_jobs(jobs: Sequence[str]) -> None:
@@ -132,88 +143,41 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
             raise UsageError(f"SLURM did not cancel {' '.join(jobs)}: {complaint}")
 
 
-def _pick(job: str, rows: Iterable[JobState]) -> list[JobState]:
-    """The last row of each element of a job, in order."""
-    last = {}
-    for row in rows:
-        if waits_in(job, row.id):
-            row = replace(row, id=job)
-        if job in (row.id, row.id.partition("_")[0]):
-            last[row.id] = row
-    return list(last.values())
-
-
-def waits_in(job: str, row: str) -> bool:
-    """Whether an element of an array is in the row that its waiting elements share.
-
-    >>> waits_in("5_4", "5_[1,4-6%2]"), waits_in("5_4", "5_[0-8:2]"), waits_in("5_4", "5_[5-9]")
-    (True, True, False)
-    """
-    array, _, element = job.partition("_")
-    shared = re.fullmatch(rf"{array}_\[([\d,:-]+(%\d+)?)\]", row)
-    if shared is None or not element.isdecimal():
-        return False
-    return any(int(element) in each for each in array_ranges(shared[1]))
-
-
-def _answer(command: Sequence[str]) -> str:
-    """The output of a command about jobs; "" if it does not know them."""
-    ended = ask_slurm(command)
-    if ended.returncode == 0:
-        return ended.stdout
-    complaint = complaint_of(ended)
-    if "invalid job id" in complaint.lower():
-        return ""
-    raise PenstockError(f"{command[0]}: {complaint}")
-
-
-def _scontrol(text: str) -> list[JobState]:
-    """Parse lines of ``Key=Value`` pairs, one line for each job."""
-    rows = []
+def _rows(text: str) -> Iterator[JobState]:
+    """Parse rows of number, state, exit code, nodes, restarts and reason. The last two may lack:
+    then each further row of a job is a restart of it."""
+    starts = Counter[str]()
     for line in text.split("\n"):
-        values = dict(re.findall(r"(\S+?)=(\S*)", line)[::-1])  # the first value of a name counts
-        state = re.search(r" JobState=([A-Z_]+) Reason=(.*?) Dependency=", line)
-        if "JobId" not in values or state is None:
+        number, state, code, nodes, restarts, reason = f"{line.strip()}{'|' * 5}".split("|")[:6]
+        if not (re.match(r"\d", number) and state):
             continue
-        job = values["JobId"]
-        if "ArrayJobId" in values:
-            tasks = values.get("ArrayTaskId", "")  # elements that wait share one row
-            job = f"{values['ArrayJobId']}_{tasks if tasks.isdecimal() else f'[{tasks}]'}"
-        code, signal = _exit(values.get("ExitCode", ""))
-        restarts = values.get("Restarts", "")
-        rows.append(
-            JobState(
-                job,
-                state[1],
-                _or_none(state[2]),
-                code,
-                signal,
-                int(restarts) if restarts.isdecimal() else None,
-                _or_none(values.get("NodeList", "")),
-            )
-        )
-    return rows
+        restarted = int(restarts) if restarts.isdecimal() else starts[number]
+        starts[number] += 1
+        ending = _exit(code)
+        for job in _elements(number):
+            word = state.split()[0]
+            yield JobState(job, word, _or_none(reason), *ending, restarted, _or_none(nodes))
 
 
-def _sacct(text: str) -> list[JobState]:
-    """Parse rows of `_FIELDS`. Each further row of a job is a restart of it."""
-    rows: list[JobState] = []
-    lives = Counter[str]()
-    for line in text.split("\n"):
-        cells = defaultdict(str, zip(_FIELDS, line.strip().split("|"), strict=False))
-        job, state = cells["JobID"], cells["State"]
-        if re.match(r"\d", job) and state:
-            code, signal = _exit(cells["ExitCode"])
-            nodes = _or_none(cells["NodeList"])
-            rows.append(JobState(job, state.split()[0], None, code, signal, lives[job], nodes))
-            lives[job] += 1
-    return rows
+def _elements(number: str) -> list[str]:
+    """The elements of an array that share a row, or the job itself.
+
+    >>> _elements("5_[1,4-6%2]"), _elements("5_3"), _elements("5")
+    (['5_1', '5_4', '5_5', '5_6'], ['5_3'], ['5'])
+    """
+    shared = re.fullmatch(r"(\d+)_\[([\d,:-]+(?:%\d+)?)\]", number)
+    if shared is None:
+        return [number]
+    return [f"{shared[1]}_{element}" for each in array_ranges(shared[2]) for element in each]
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """Parse an exit code and a signal, such as ``3:0``."""
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (None, None)
+    """Parse an exit code and a signal: ``3:0``, or the status of a process, in which the code is
+    the high byte."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None:
+        return None, None
+    return (int(match[1]), int(match[2])) if match[2] else (int(text) >> 8, int(text) & 127)
 
 
 def _or_none(text: str) -> str | None:
@@ -276,7 +240,7 @@ def job_statuses(targets: Sequence[str]) -> list[JobStatus]:
         targets: Folders, files of studies, and numbers.
 
     Returns:
-        A row for each job, and for each element of an array. Waiting elements share one row.
+        A row for each job, and for each element of an array.
 
     Raises:
         UsageError: SLURM does not know a number, or a study cannot be read.
@@ -303,22 +267,34 @@ def job_statuses(targets: Sequence[str]) -> list[JobStatus]:
     return rows
 
 
-def _forgotten(job: SlurmJob, states: Sequence[JobState]) -> Iterator[str]:
-    """Yield the job, or the elements of an array, that SLURM does not know any more."""
-    if job.array is None:
-        yield from [job.id] * (not states)
-        return
+def _forgotten(job: SlurmJob, states: Sequence[JobState]) -> list[str]:
+    """The job, or the elements of an array, that SLURM does not know any more."""
+    asked = [job.id] if job.array is None else _elements(f"{job.id}_[{job.array}]")
     named = {state.id for state in states}
-    shared = [state.id for state in states if "[" in state.id]
-    for number in (n for each in array_ranges(job.array) for n in each):
-        element = f"{job.id}_{number}"
-        if element not in named and not any(waits_in(element, row) for row in shared):
-            yield element
+    return [number for number in asked if number not in named]
 
 
 def is_job_number(target: str) -> bool:
     """Whether ``target`` is the number of a job or element, and no file has that name."""
     return bool(re.fullmatch(r"\d+(_\d+)?", target, re.ASCII)) and not Path(target).exists()
+
+
+def in_ranges(numbers: Iterable[str]) -> list[str]:
+    """Numbers of jobs, those of an array's elements as one.
+
+    >>> in_ranges(["12_3", "9", "12_4", "12_5"])
+    ['12_[3-5]', '9']
+    """
+    arrays = defaultdict[str, list[str]](list)
+    for number in numbers:
+        arrays[number.partition("_")[0]].append(number)
+    return [
+        # SLURM names an array by its own number alone once what still waited is cancelled.
+        same[0]
+        if len(same) == 1 or array in same
+        else f"{array}_[{number_ranges(int(number.partition('_')[2]) for number in same)}]"
+        for array, same in arrays.items()
+    ]
 
 
 def table_of(rows: Iterable[JobStatus]) -> list[str]:
@@ -330,16 +306,13 @@ def table_of(rows: Iterable[JobStatus]) -> list[str]:
     Returns:
         The lines, after a line with the names of the columns.
     """
-    alike: dict[tuple[str, str, str], list[JobStatus]] = {}
+    alike = defaultdict[tuple[str, str], list[JobStatus]](list)
     for row in rows:
-        array, _, element = row.id.partition("_")
-        which = "" if element.isdecimal() else row.id
-        alike.setdefault((array, which, row.words()), []).append(row)
+        alike[row.id.partition("_")[0], row.words()].append(row)
     table = [("job", "name", "ranks", "nodes", "state")]
-    for (array, which, words), same in alike.items():
+    for (_, words), same in alike.items():
         job = same[0].job
-        elements = [int(row.id.partition("_")[2]) for row in same] if not which else []
-        label = f"{array}_[{number_ranges(elements)}]" if len(elements) > 1 else same[0].id
+        (label,) = in_ranges(row.id for row in same)
         nodes = {row.state.nodes for row in same if row.state is not None and row.state.nodes}
         where = f"{len(nodes)} different" if len(nodes) > 1 else "".join(nodes)
         name, ranks = (job.name, str(job.ranks)) if job is not None else ("", "")

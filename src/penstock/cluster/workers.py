@@ -95,7 +95,7 @@ class Workers:
     versions: Mapping[str, str] = field(default_factory=dict)
     """The client's versions of what a worker must have, by name."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
-    """Name of the resource that an item takes, and the topic of reports of its faults."""
+    """Name of the resource that an item takes."""
     fit: dict[str, str] = field(default_factory=dict)
     """The host of each worker that takes items now, by address."""
     left_out: dict[str, str] = field(default_factory=dict)

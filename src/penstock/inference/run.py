@@ -12,8 +12,8 @@ from ..base import InferConfig, build, modes_kept, names_parameters
 from .opening.job import Job
 from .planning.plan import Plan
 from .run_folder.ending import EndRequest
-from .stages.beginning import begun, completed
-from .stages.output_levels import first_levels
+from .stages.beginning import begun
+from .stages.output_levels import completed
 from .stages.pipeline import compute
 from .stages.run import Run
 from .stages.statistics import find_scalings
@@ -100,8 +100,8 @@ def run_job(
     with begun(job) as (journal, lock):
         run = Run(job, journal, lock, request)
         run.open_outputs()
-        run.levels = first_levels(job)
         with run.at_work():
             compute(run, range(len(run.parts)), find_scalings(run), progress)
-        run.check_written("run again with --resume")
-        return completed(job, journal, lock, run.summary(), run.request)
+        run.watch.check_written("run again with --resume")
+        summary = run.watch.summary()
+        return completed(job, journal, lock, summary, run.request)

@@ -43,20 +43,27 @@ class Footprint:
 _SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
 
 
-class _Peak(TorchDispatchMode):
-    """Adds up the storages that are alive while operators run on shapes."""
+class LightMode(TorchDispatchMode):
+    """A mode that sees the operators of a forward."""
 
-    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
-        """``weights`` are not counted, nor are views of them, which linear layers make."""
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.alive = self.peak = 0
-        self._known = {weight.untyped_storage()._cdata for weight in weights}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Keeps torch from importing its compiler, which takes a second, for a mode that does not
         use it. A torch that does not call this is only slower."""
         return False
+
+
+class _Peak(LightMode):
+    """Adds up the storages that are alive while operators run on shapes."""
+
+    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
+        """``weights`` are not counted, nor are views of them, which linear layers make."""
+        super().__init__()
+        self.alive = self.peak = 0
+        self._known = {weight.untyped_storage()._cdata for weight in weights}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = output_on_meta(func, args, kwargs or {})

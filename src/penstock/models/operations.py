@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from .footprint import LightMode
 
-class Operations(TorchDispatchMode):
+
+class Operations(LightMode):
     """Counts floating-point operations by torch's own formulas. Its `FlopCounterMode` does so, too,
     and imports the compiler for it, which takes a second of each start."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.total = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As in `footprint`: False keeps the compiler out."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

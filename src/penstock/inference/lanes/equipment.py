@@ -82,7 +82,7 @@ class Equipment:
     """Pools of arrays, and the net on each device."""
 
     def __init__(self, job: Job) -> None:
-        self._job, plan = job, job.plan
+        self.job, plan = job, job.plan
         pins = plan.pinned_bricks
         self.read_pool = Pool(plan.read_buffer_bytes, pinned if pins else None, pins)
         """Arrays of bricks as read."""
@@ -95,5 +95,5 @@ class Equipment:
     def forward_on(self, device: torch.device) -> Forward:
         """The net on a device, which is made when it is first needed."""
         if device not in self._forwards:
-            self._forwards[device] = Forward(device, self._job)
+            self._forwards[device] = Forward(device, self.job)
         return self._forwards[device]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from ...base import HeadKind, InferConfig, UsageError, plural
-from ...data import SAME, ScaledGrid
+from ...data import SAME, Rule, ScaledGrid
 
 if TYPE_CHECKING:
     from ...data import Sink
@@ -58,6 +58,11 @@ class HeadFacts:
     """The wishes of its makers; None if they say nothing, or if the user says another kind."""
     kind: HeadKind = "intensity"
     origin: Origin = "assumed"
+
+    @property
+    def rule(self) -> Rule:
+        """How voxels of its output are joined into one of a level. A label is never averaged."""
+        return "mode" if self.kind == "labels" else "mean"
 
     @property
     def written(self) -> int:

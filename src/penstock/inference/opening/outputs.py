@@ -87,7 +87,7 @@ def open_outputs(
             ome_version="plain" if config.plain else config.ome_zarr,
             at=(0, 0, *source.domain.start[2:]),
             files=True,
-            rule=None if config.levels == "none" else "mode" if head.kind == "labels" else "mean",
+            rule=None if config.levels == "none" else head.rule,
         )
         if overlap(source, sink):
             itself = sink.address == source.address

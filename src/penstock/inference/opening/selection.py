@@ -6,8 +6,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ...models import Model, Recipe
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
+class Volume(NamedTuple):
     """One pass of the model over space: one time point, one group of channels."""
 
     t: int

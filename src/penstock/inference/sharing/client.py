@@ -24,6 +24,7 @@ from ...base import (
     UsageError,
     format_seconds,
     plural,
+    share_of,
 )
 from ...cluster import FailedItem, Workers, connect, share, share_pieces, wait_for_worker
 from ...data import OutputLock, is_transient
@@ -34,11 +35,13 @@ from ..objects.labelling import Labelling, Show
 from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
-from ..stages.beginning import begun, completed
+from ..stages.beginning import begun
+from ..stages.output_levels import completed
+from ..stages.remote_job import RemoteJob
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged, summaries_of
 from . import on_worker as worker_side
-from .on_worker import MARGIN_S, JobOrder, RemoteJob, Share
+from .on_worker import MARGIN_S, JobOrder
 
 SHARES_PER_WORKER = 16
 """Number of shares, for each worker, into which the parts are cut at most. With fewer, the last
@@ -212,18 +215,19 @@ class _Client:
         self._check_complete()
         return self._summary(before, startup)
 
-    def _shared(self, function: Callable[[Share], Any], elements: int) -> list[Any]:
+    def _shared(self, function: Callable[[tuple[JobOrder, str]], Any], elements: int) -> list[Any]:
         """Have workers do all shares. Returns what the function returned for each."""
-        shares = (Share(self.order, each, elements) for each in range(1, elements + 1))
+        shares = (f"{each}/{elements}" for each in range(1, elements + 1))
         done = share_pieces(
             self.workers, function, shares, "share", "run again with --resume",
-            progress=self._tick, saved=self._saved, ending=lambda: bool(self.request.why),
+            work_of=lambda share: (self.order, share), progress=self._tick, saved=self._saved,
+            ending=lambda: bool(self.request.why),
         )  # fmt: skip
         return [value for _, value in done]
 
-    def _saved(self, shared: Share) -> int:
+    def _saved(self, share: str) -> int:
         """Number of blocks of a share that are written."""
-        numbers = self.job.plan.parts.share(shared.element, shared.elements)
+        numbers = self.job.plan.parts.share(*share_of(share))
         return sum(written_in(self.job.plan.parts, n, self.journal.done) for n in numbers)
 
     def _tick(self) -> int:

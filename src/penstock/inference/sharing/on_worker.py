@@ -11,19 +11,23 @@ import os
 import platform
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ...base import SUMMARY_FILE, InferConfig, PenstockError, UsageError, describe, one_heap
+from ...base import (
+    SUMMARY_FILE,
+    InferConfig,
+    PenstockError,
+    UsageError,
+    describe,
+    one_heap,
+    share_of,
+)
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
-from ...data import Resampling, Scaling, Sink
-from ..opening.heads import HeadFacts
-from ..opening.outputs import open_outputs
-from ..opening.selection import frame_of_outputs, open_input
-from ..planning.plan import Plan
+from ...data import Scaling
+from ..stages.remote_job import RemoteJob
 from ..stages.retries import forgoing
 
 if TYPE_CHECKING:
@@ -48,54 +52,6 @@ class JobOrder:
     run: str
     peers: int
     """Number of workers on one host."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One of equal shares of a job, of its values or of its parts."""
-
-    order: JobOrder
-    element: int
-    """Counted from 1."""
-    elements: int
-
-    def __str__(self) -> str:
-        return f"{self.element} of {self.elements}"
-
-
-@dataclass(frozen=True)
-class RemoteJob:
-    """A job as a worker has opened it, for a client that has neither model nor device."""
-
-    config: InferConfig
-    plan: Plan
-    settings: dict[str, Any]
-    """The answer of `fingerprint`."""
-    made_by: dict[str, Any]
-    """The answer of `maker`."""
-    run_dir: Path | str | None
-    selected: tuple[Sequence[int], Sequence[int]]
-    """Times and channels of the input."""
-    at_once: int
-    """Number of channels that the model takes."""
-    head_facts: Sequence[HeadFacts]
-    way: Resampling | None
-    """The way from the input to what the network sees; None if that is the same grid."""
-    counts: bool
-    """True if the values of the input are to be counted for percentiles."""
-
-    @cached_property
-    def sinks(self) -> list[Sink]:
-        """The outputs, opened here with what the worker has found out about the model's heads."""
-        source = frame_of_outputs(self.config, open_input(self.config), self.way)
-        outputs = open_outputs(self.config, source, self.selected, self.at_once, self.head_facts)
-        return [output.sink for output in outputs]
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.settings
-
-    def maker(self) -> dict[str, Any]:
-        return self.made_by
 
 
 def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
@@ -193,7 +149,7 @@ class KeptRun:
                     close_after_item(run.request.why)
                 if run.seconds:
                     with forgoing("the summary of a worker"):
-                        done = asdict(run.summary(run.seconds))
+                        done = asdict(run.watch.summary(run.seconds))
                         run.journal.save(run.journal.own_name(SUMMARY_FILE), done)
                 self._await_share()
             if run.request.why:
@@ -232,24 +188,28 @@ def _kept(order: JobOrder) -> KeptRun:
         return _KEPT[order.topic]
 
 
-def count_share_of(share: Share) -> bool:
-    """Count a share of the values of the input, on a worker. Returns whether all are counted."""
-    kept = _kept(share.order)
+def count_share_of(work: tuple[JobOrder, str]) -> bool:
+    """Count a share of the values of the input, such as ``3/8``, on a worker. Returns whether all
+    are counted."""
+    order, share = work
+    kept = _kept(order)
     with kept.at_work():
-        kept.counting.count(share.element, share.elements)
+        kept.counting.count(*share_of(share))
         return kept.counting.advance()
 
 
-def compute_share_of(share: Share) -> None:
-    """Compute a share of the parts, on a worker."""
+def compute_share_of(work: tuple[JobOrder, str]) -> None:
+    """Compute a share of the parts, such as ``3/8``, on a worker."""
     from ..stages.pipeline import compute
 
-    kept = _kept(share.order)
+    order, share = work
+    element, elements = share_of(share)
+    kept = _kept(order)
     with kept.at_work() as run:
         run.journal.refresh()  # what others have written of this share need not be done again
         if kept.scalings is None:
-            kept.scalings = kept.counting.scalings(share.elements)
-        compute(run, run.parts.share(share.element, share.elements), kept.scalings)
+            kept.scalings = kept.counting.scalings(elements)
+        compute(run, run.parts.share(element, elements), kept.scalings)
 
 
 async def ask_end(topic: str, why: str) -> None:

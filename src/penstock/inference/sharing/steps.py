@@ -22,7 +22,8 @@ from ..opening.job import Job
 from ..planning.plan import missing_parts, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
-from ..stages.beginning import begun, completed, joined
+from ..stages.beginning import begun, joined
+from ..stages.output_levels import completed
 from ..stages.pipeline import compute
 from ..stages.run import Run
 from ..stages.statistics import Counting
@@ -115,10 +116,10 @@ def _write(
         try:
             compute(run, numbers, Counting(run).scalings(elements), progress)
         finally:  # what a start has done counts for the job's summary, also if it is cut short
-            run.journal.save(run.journal.own_name(SUMMARY_FILE), asdict(run.summary()))
-        run.check_written(f"run --part {element}/{elements} again")
+            run.journal.save(run.journal.own_name(SUMMARY_FILE), asdict(run.watch.summary()))
+        run.watch.check_written(f"run --part {element}/{elements} again")
         wrote = f"Wrote {plural(len(numbers), 'part')} of {len(job.plan.parts)}"
-        return StepOutcome(wrote, run.summary())
+        return StepOutcome(wrote, run.watch.summary())
 
 
 def _finish(job: Job) -> StepOutcome:

@@ -1,5 +1,4 @@
-"""Begin a run: open its folder, lock its outputs, and name the run in the locks. And complete one
-whose blocks are all written."""
+"""Begin a run: open its folder, lock its outputs, and name the run in the locks. Or join one."""
 
 from __future__ import annotations
 
@@ -8,14 +7,10 @@ import platform
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...base import (
-    SUMMARY_FILE,
-    InferConfig,
     Labels,
     PenstockError,
     UsageError,
@@ -25,45 +20,13 @@ from ...base import (
     run_labels,
     system_errors,
 )
-from ...data import OutputLock, Sink, no_block_again
-from ..opening.heads import HeadFacts
+from ...data import OutputLock, no_block_again
 from ..planning.plan import Plan
-from ..run_folder.ending import EndRequest, noting_end
+from ..run_folder.ending import noting_end
 from ..run_folder.journal import Journal, Prepared
-from .output_levels import take_levels_away, with_rest
-from .retries import Result, forgoing, patiently, saying_full
-from .summary import Summary
-
-
-class Runnable(Protocol):
-    """The attributes of a job that are needed to begin it. `Job` has them, and so has a client
-    whose workers open the job."""
-
-    @property
-    def config(self) -> InferConfig:
-        """The settings."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan."""
-
-    @property
-    def run_dir(self) -> Path | str | None:
-        """The run folder: a path, or the URL of one in a bucket; None for an output in memory."""
-
-    @property
-    def sinks(self) -> list[Sink]:
-        """The outputs."""
-
-    @property
-    def head_facts(self) -> Sequence[HeadFacts]:
-        """What is known of each head before its outputs are opened."""
-
-    def fingerprint(self) -> dict[str, Any]:
-        """The settings and facts that must be equal for a run to be resumed."""
-
-    def maker(self) -> dict[str, Any]:
-        """The code, versions and machine, which may change the last bits of voxels."""
+from .output_levels import take_levels_away
+from .remote_job import Runnable
+from .retries import Result, patiently, saying_full
 
 
 @contextlib.contextmanager
@@ -116,20 +79,6 @@ def joined(
             yield journal, lock
 
 
-def completed(
-    job: Runnable, journal: Journal, lock: OutputLock, summary: Summary, request: EndRequest
-) -> Summary:
-    """Complete a run of which all blocks are written: its outputs must be there still, and its own.
-    Returns the summary with what was made of the outputs, as the run folder has it, too."""
-    patiently(job.config.retry_for, "the lock", lock.check)
-    for sink in job.sinks:
-        patiently(job.config.retry_for, sink.name, sink.close)
-    summary = with_rest(summary, job.config, job.sinks, job.head_facts, request)
-    with forgoing(f"--run-dir {job.run_dir}: {SUMMARY_FILE}"):
-        journal.save(SUMMARY_FILE, asdict(summary))
-    return summary
-
-
 def removed(output: str) -> PenstockError:
     """The error for an output that is gone, although its run goes on."""
     return PenstockError(
@@ -176,19 +125,22 @@ def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared
         journal.begin(facts, prepared=prepared, locked=not lock.lacking)
     _patient(job)(lock.name)
     if journal.before and journal.skipped < job.plan.num_blocks:
-        take_levels_away(job.config, job.sinks)
+        take_levels_away(job)
 
 
 def _facts(job: Runnable, journal: Journal) -> dict[str, Any]:
     """What run.json says of a job: its settings, its plan in numbers, its name and tags. A resumed
     run keeps its own name and tags."""
-    settings = as_settings(job.config)
     kinds = Counter("gpu" if kind == "cuda" else kind for kind in job.plan.facts.devices)
     devices = "-".join(f"{count}{kind}" for kind, count in kinds.items())
     model = str(next(iter(journal.fingerprint.get("model", ())), "infer"))
     return {
         "blocks": job.plan.num_blocks,
-        "settings": {n: v for n, v in settings.items() if n not in Labels.model_fields},
+        "settings": {
+            name: value
+            for name, value in as_settings(job.config).items()
+            if name not in Labels.model_fields
+        },
         "plan": plan_numbers(job.plan),
         **run_labels(job.config, default_name(f"infer-{model}", devices), journal.before),
     }

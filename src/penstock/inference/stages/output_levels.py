@@ -1,5 +1,5 @@
-"""The levels of outputs that are OME-Zarr images, and outputs that become files: both are made once
-all blocks are written, but for the first level, which is made of blocks as they come.
+"""What is made of outputs whose blocks are all written: the levels of those that are OME-Zarr
+images, and files. Only the first level is made of blocks as they come.
 
 The metadata names levels only while they are those of the blocks. So a run that will write blocks
 into an image with levels takes these away first, and whoever ends the job makes them.
@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...base import Incomplete, InferConfig, format_seconds, plural, usable_cores
-from ...data import Rule, Sink
-from ..opening.heads import HeadFacts
+from ...base import SUMMARY_FILE, Incomplete, format_seconds, plural, usable_cores
+from ...data import OutputLock, Sink
 from ..planning.memory import LEVEL_VOXEL_BYTES
 from ..run_folder.ending import EndRequest
+from ..run_folder.journal import Journal
 from .first_level import FirstLevel
-from .retries import patiently
+from .remote_job import Runnable
+from .retries import forgoing, patiently
 from .summary import Summary
 
 if TYPE_CHECKING:
     from ..opening.job import Job
 
 
-def _images(config: InferConfig, sinks: Sequence[Sink]) -> Iterator[tuple[int, str, Sink]]:
-    """The outputs that get levels: their numbers, places and sinks. An output that is given by a
+def _images(job: Runnable) -> Iterator[tuple[int, str, Sink]]:
+    """The outputs that are images: their numbers, places and sinks. An output that is given by a
     TensorStore spec is an array alone."""
-    for number, (place, sink) in enumerate(zip(config.out_spec, sinks, strict=True)):
-        if config.levels != "none" and getattr(sink, "documents", None):
+    for number, (place, sink) in enumerate(zip(job.config.out_spec, job.sinks, strict=True)):
+        if getattr(sink, "documents", None):
             yield number, str(place), sink
 
 
@@ -42,52 +43,51 @@ def first_levels(job: Job) -> dict[int, FirstLevel]:
 
     config, plan = job.config, job.plan
     most = plan.memory.levels - LEVEL_VOXEL_BYTES * math.prod(plan.geometry.block)
-    if most <= 0:
+    if config.levels == "none" or most <= 0:
         return {}
-    count = None if config.levels == "none" else config.levels
     begun = {}
-    for number, place, sink in _images(config, job.sinks):
-        work = partial(begin_first_level, place, count, "--out-spec")
+    for number, place, sink in _images(job):
+        work = partial(begin_first_level, place, config.levels, "--out-spec")
         level = patiently(config.retry_for, sink.name, work)
         if level is not None:
-            rule: Rule = "mode" if job.head_facts[number].kind == "labels" else "mean"
-            begun[number] = FirstLevel(sink, *level, rule, most // len(job.sinks))
+            begun[number] = FirstLevel(
+                sink, *level, job.head_facts[number].rule, most // len(job.sinks)
+            )
     return begun
 
 
-def take_levels_away(config: InferConfig, sinks: Sequence[Sink]) -> None:
+def take_levels_away(job: Runnable) -> None:
     """Remove the levels of images into which a run that goes on will write blocks. An output that a
     run begins has none: to look for them would ask a store for a list, which it may refuse."""
     from ...data import remove_levels
 
-    for _, place, sink in _images(config, sinks):
-        patiently(config.retry_for, sink.name, partial(remove_levels, place))
+    for _, place, sink in _images(job) if job.config.levels != "none" else ():
+        patiently(job.config.retry_for, sink.name, partial(remove_levels, place))
 
 
-def with_rest(
-    summary: Summary,
-    config: InferConfig,
-    sinks: Sequence[Sink],
-    heads: Sequence[HeadFacts],
-    request: EndRequest,
+def completed(
+    job: Runnable, journal: Journal, lock: OutputLock, summary: Summary, request: EndRequest
 ) -> Summary:
-    """Add the levels that outputs lack and windows of their channels, make the outputs that become
-    files, and list those that are labels of an image. What an earlier start has made of them stays.
+    """Complete a run of which all blocks are written: its outputs must be there still, and its own.
+    They get the levels that they lack, or become files. What an earlier start has made stays.
 
     Args:
+        job: The job.
+        journal: Its journal.
+        lock: The lock of its outputs.
         summary: What was done before; its time is that without levels.
-        config: The settings of the job.
-        sinks: Its outputs, in which all blocks are written.
-        heads: Their heads. A label is never averaged.
         request: Asks the job to end early.
 
     Returns:
-        The summary, with a sentence for each output that got levels, or was made.
+        The summary with a sentence for each output that got levels, or was made, as the run folder
+        has it, too.
 
     Raises:
         Incomplete: The job was asked to end.
     """
-    from ...data import add_windows, register_label
+    patiently(job.config.retry_for, "the lock", lock.check)
+    for sink in job.sinks:
+        patiently(job.config.retry_for, sink.name, sink.close)
 
     def going_on(what: str, _: int) -> None:
         if request.why:
@@ -96,38 +96,30 @@ def with_rest(
                 "again with --resume"
             )
 
-    rules: list[Rule] = ["mode" if head.kind == "labels" else "mean" for head in heads]
-    levels = _add_levels(config, sinks, rules, partial(going_on, "levels are not"))
-    files = _make_files(config, sinks, rules, going_on)
-    notes = (*summary.notes, *levels, *files)
-    for place, sink, rule in zip(config.out_spec, sinks, rules, strict=True):
-        image: Any = sink
-        if not getattr(sink, "documents", None):
-            continue
-        work = partial(register_label, str(place), "--out-spec")
-        patiently(config.retry_for, sink.name, work)
-        if rule == "mean":
-            work = partial(add_windows, str(place), image.channels, "--out-spec")
-            patiently(config.retry_for, sink.name, work)
-    return replace(summary, notes=notes)
+    made = (
+        *_add_levels(job, partial(going_on, "levels are not")),
+        *_make_files(job, going_on),
+    )
+    summary = replace(summary, notes=(*summary.notes, *made))
+    _describe(job)
+    with forgoing(f"--run-dir {job.run_dir}: {SUMMARY_FILE}"):
+        journal.save(SUMMARY_FILE, asdict(summary))
+    return summary
 
 
-def _add_levels(
-    config: InferConfig,
-    sinks: Sequence[Sink],
-    rules: Sequence[Rule],
-    going_on: Callable[[int], None],
-) -> Iterator[str]:
+def _add_levels(job: Runnable, going_on: Callable[[int], None]) -> Iterator[str]:
     """Add the levels that images lack, with a sentence for each image."""
     from ...data import add_levels, levels_below
 
-    count = None if config.levels == "none" else config.levels
-    for number, place, sink in _images(config, sinks):
+    config, count = job.config, job.config.levels
+    if count == "none":
+        return
+    for number, place, sink in _images(job):
         if not levels_below(sink.domain.shape, count=count):  # opening a small image costs more
             continue
         began = time.monotonic()
         work = partial(
-            add_levels, place, rule=rules[number], count=count, again=False,
+            add_levels, place, rule=job.head_facts[number].rule, count=count, again=False,
             threads=usable_cores(), progress=going_on, name="--out-spec",
         )  # fmt: skip
         if levels := patiently(config.retry_for, sink.name, work):
@@ -135,21 +127,29 @@ def _add_levels(
             yield f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}"
 
 
-def _make_files(
-    config: InferConfig,
-    sinks: Sequence[Sink],
-    rules: Sequence[Rule],
-    going_on: Callable[[str, int], None],
-) -> Iterator[str]:
+def _make_files(job: Runnable, going_on: Callable[[str, int], None]) -> Iterator[str]:
     """Make the outputs that become files, with a sentence for each."""
     from ...data import make_file
 
-    count = 1 if config.levels == "none" else config.levels
-    for sink, rule in zip(sinks, rules, strict=True):
+    count = 1 if job.config.levels == "none" else job.config.levels
+    for sink, head in zip(job.sinks, job.head_facts, strict=True):
         began = time.monotonic()
         if getattr(sink, "kind", None) is None:
             continue
         file: Any = sink
-        if make_file(file, rule, count, partial(going_on, f"{sink.name} is not")):
+        if make_file(file, head.rule, count, partial(going_on, f"{sink.name} is not")):
             took = format_seconds(time.monotonic() - began)
             yield f"File: {sink.name}, made of its blocks in {took}"
+
+
+def _describe(job: Runnable) -> None:
+    """List images that are labels of another one, and add windows of the channels of others."""
+    from ...data import add_windows, register_label
+
+    for number, place, sink in _images(job):
+        image: Any = sink
+        work = partial(register_label, place, "--out-spec")
+        patiently(job.config.retry_for, sink.name, work)
+        if job.head_facts[number].rule == "mean":
+            work = partial(add_windows, place, image.channels, "--out-spec")
+            patiently(job.config.retry_for, sink.name, work)

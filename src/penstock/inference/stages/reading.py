@@ -43,7 +43,7 @@ class BrickReader:
 
     def __init__(self, run: Run, scalings: Mapping[int, tuple[Scaling, ...]]) -> None:
         """``scalings`` are those of whole volumes; empty if each block has its own."""
-        self.job, self.scalings, self.chunks = run.job, scalings, run.chunks
+        self.job, self.scalings, self.chunks = run.job, scalings, run.watch.chunks
         self.pool, self.flow = run.queues.equipment.read_pool, run.queues.flow
         self.retries = run.watch.retries
 

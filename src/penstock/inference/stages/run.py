@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
-from ...base import Budget, Channel, Flow, Incomplete, cuda_flags_kept, frozen_garbage
-from ...data import ChunkCounter, OutputLock
+from ...base import Budget, Channel, Flow, cuda_flags_kept, frozen_garbage
+from ...data import OutputLock
 from ...models import set_cuda_flags
 from ..lanes.bricks import Computed, Loaded
 from ..lanes.equipment import Equipment
@@ -15,7 +16,7 @@ from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal
 from ..tiling.stitch import Block
 from .first_level import FirstLevel
-from .summary import Summary
+from .output_levels import first_levels
 from .watch import Watch
 
 
@@ -74,16 +75,16 @@ class Run:
         self.request = request or EndRequest()
         self.parts = job.plan.parts
         extent = job.plan.extent if numbers is None else self.parts.extent(numbers)
-        self.watch = Watch(job, journal, self.request, extent)
         self.queues = Queues(job)
-        self.chunks = ChunkCounter(
-            job.source, [(v.t, v.channels) for v in job.volumes], job.config.missing
-        )
-        self.levels: dict[int, FirstLevel] = {}
-        """The first level below outputs, by the output's number, of which blocks are halved as they
-        are written."""
+        self.watch = Watch(job, journal, lock, self.request, extent)
         self.seconds = 0.0
         """Seconds in which parts were computed."""
+
+    @cached_property
+    def levels(self) -> dict[int, FirstLevel]:
+        """The first level below outputs, by the output's number, of which blocks are halved as they
+        are written."""
+        return first_levels(self.job)
 
     def open_outputs(self) -> None:
         """Create the outputs, or open those that exist for writing."""
@@ -98,8 +99,10 @@ class Run:
         config = self.job.config
         with cuda_flags_kept():
             set_cuda_flags(config.tf32)
-            sampling = self.watch.sampling(lambda: self.queues.lengths(), self.queues.limits)
-            with sampling, frozen_garbage():
+            with (
+                self.watch.sampling(lambda: self.queues.lengths(), self.queues.limits),
+                frozen_garbage(),
+            ):
                 yield
 
     def renew_queues(self) -> Queues:
@@ -108,16 +111,3 @@ class Run:
         self.watch.watchdog.forget()
         self.queues = Queues(self.job, self.queues.equipment)
         return self.queues
-
-    def check_written(self, again: str) -> None:
-        """Raise `Incomplete` unless every block of this process's parts is written. ``again`` says
-        how to go on."""
-        written, blocks = self.journal.written + self.journal.skipped, self.watch.extent.blocks
-        if written != blocks:
-            why = f" when {self.request.why} ended the job" if self.request.why else ""
-            raise Incomplete(f"{written} of {blocks} blocks were written{why}; {again}")
-
-    def summary(self, seconds: float | None = None) -> Summary:
-        """What this process has done so far, in ``seconds``, by default those since it began."""
-        unlocked = (*self.lock.lacking, *self.journal.lacking)
-        return self.watch.summary(self.chunks.count, unlocked, seconds)

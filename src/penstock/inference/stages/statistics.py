@@ -124,7 +124,7 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     job, watch, sample = run.job, run.watch, run.job.sample
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
     flow, lock, step = Flow(), threading.Lock(), pieces_of(source).step
-    chunks = ChunkCounter(source, [(v.t, v.channels) for v in job.volumes], job.config.missing)
+    chunks = ChunkCounter(source, job.volumes, job.config.missing)
     room = memory.total - memory.base - memory.runtime
     # Twice: the decoded chunks, and the array that they are copied to. Values inside a mask are
     # copied once more, and found by flags.

@@ -23,7 +23,7 @@ from ...base import (
     usable_cores,
     writing_output,
 )
-from ...data import ChunkCount, requests_repeated
+from ...data import ChunkCounter, OutputLock, requests_repeated
 from ...instruments import Clock, Probe, Sampler, StageTotals, bottleneck, export_reference
 from ..opening.heads import Clipped
 from ..opening.job import Job
@@ -112,9 +112,13 @@ class Watchdog:
 class Watch:
     """Times the stages of a job, samples its queues, and counts patches and values."""
 
-    def __init__(self, job: Job, journal: Journal, request: EndRequest, extent: Extent) -> None:
+    def __init__(
+        self, job: Job, journal: Journal, lock: OutputLock, request: EndRequest, extent: Extent
+    ) -> None:
         """``extent`` is the share of the job that this process does."""
-        self.job, self.journal, self.request, self.extent = job, journal, request, extent
+        self.job, self.journal, self.lock = job, journal, lock
+        self.request, self.extent = request, extent
+        self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
         self.probe = Probe(job.config.trace)
         stacks, rows = journal.own_rows(STACKS_FILE), journal.own_rows(RETRIES_FILE)
         self.watchdog = Watchdog(job.config.stall_timeout, stacks, self.probe.clock)
@@ -219,14 +223,16 @@ class Watch:
         saved = left_out * busy / computed / len(self.job.devices) if computed else None
         return LeftOut(computed, left_out, self._counts["filled"], saved)
 
-    def summary(
-        self,
-        chunks: ChunkCount | None,
-        unlocked: tuple[str, ...],
-        seconds: float | None = None,
-    ) -> Summary:
-        """What the job did in ``seconds``, by default those since it began. See `Summary` for
-        ``chunks`` and ``unlocked``."""
+    def check_written(self, again: str) -> None:
+        """Raise `Incomplete` unless every block of this process's parts is written. ``again`` says
+        how to go on."""
+        written, blocks = self.journal.written + self.journal.skipped, self.extent.blocks
+        if written != blocks:
+            why = f" when {self.request.why} ended the job" if self.request.why else ""
+            raise Incomplete(f"{written} of {blocks} blocks were written{why}; {again}")
+
+    def summary(self, seconds: float | None = None) -> Summary:
+        """What this process has done so far, in ``seconds``, by default those since it began."""
         plan, journal = self.job.plan, self.journal
         seconds = self.probe.elapsed if seconds is None else seconds
         totals, cpu_seconds = self.probe.totals(), _cpu_seconds() - self._cpu_before
@@ -250,8 +256,8 @@ class Watch:
             ),
             not_finite=self._counts["not_finite"],
             left_out=self._left_out(stages),
-            chunks=chunks,
-            unlocked=unlocked,
+            chunks=self.chunks.count,
+            unlocked=(*self.lock.lacking, *journal.lacking),
             retries=self.retries.count,
             retry_seconds=self.retries.seconds,
             requests_repeated=requests_repeated() - self._requests_before,

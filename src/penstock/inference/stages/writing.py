@@ -23,7 +23,7 @@ class Writing:
 
     def __init__(self, run: Run) -> None:
         self.run, self.job, self.watch, self.queues = run, run.job, run.watch, run.queues
-        self.pool = run.queues.equipment.block_pool
+        self.pool, self.levels = run.queues.equipment.block_pool, run.levels
 
     def empty_block(self, head: int, shape: tuple[int, ...]) -> NDArray[Any]:
         """An array for a block, which `Assembly` fills."""
@@ -117,7 +117,7 @@ class Writing:
 
         with self.watch.stage("write", where):
             self.watch.retries.run(self.queues.flow, output.sink.name, f"write {where}", write)
-            if (level := self.run.levels.get(number)) is not None:
+            if (level := self.levels.get(number)) is not None:
                 self._write_level(level, output.box(block.volume, block.box), array[None])
             self.pool.give(array)
         return check
