@@ -29,7 +29,7 @@ from typing import Any
 from ...base import PenstockError, UsageError, describe
 from .lock_holder import HELD, Entry, is_left_behind, is_living, this_holder
 from .lock_place import NoLock, place_of
-from .protocols import Located, Sink
+from .protocols import Located
 from .transient import is_transient
 
 RELEASE_WITHIN_S = 10.0
@@ -58,7 +58,7 @@ class OutputLock:
     @classmethod
     def take(
         cls,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Located],
         run: str,
         *,
         folder: Path | str | None = None,
@@ -103,7 +103,9 @@ class OutputLock:
             raise
         return lock
 
-    def _find(self, sinks: Sequence[Sink], run: str, folder: Path | str | None) -> list[_LockFile]:
+    def _find(
+        self, sinks: Sequence[Located], run: str, folder: Path | str | None
+    ) -> list[_LockFile]:
         """The files that lock some outputs. Arrays of one group share a file."""
         files: dict[str, _LockFile] = {}
         for sink in sinks:
@@ -245,7 +247,7 @@ class _LockFile:
                 f"{whose} holds it since {since} ({process} on {holder['host']}), and it cannot be "
                 "seen from here whether that run has ended; if it has, --take-over takes the output"
             )
-        raise UsageError(f"--out-spec {self._name_at(path)}: {said}")
+        raise UsageError(f"{self._name_at(path)}: {said}")
 
     def _prove(self) -> None:
         """Check that the store honours conditional writes: some servers accept every write."""

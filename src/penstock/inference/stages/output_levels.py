@@ -118,16 +118,18 @@ def _add_levels(
     rules: Sequence[Rule],
     going_on: Callable[[int], None],
 ) -> Iterator[str]:
-    """Add the levels that images lack, with a sentence for each image."""
+    """Add the levels that images lack, with a sentence for each image. One of labels is marked as
+    such, also if it gets none."""
     from ...data import add_levels, levels_below
 
-    count = None if config.levels == "none" else config.levels
-    for number, place, sink in _images(config, sinks):
-        if not levels_below(sink.domain.shape, count=count):  # opening a small image costs more
-            continue
+    count = 1 if config.levels == "none" else config.levels
+    for place, sink, rule in zip(config.out_spec, sinks, rules, strict=True):
+        has_none = not levels_below(sink.domain.shape, count=count)
+        if not getattr(sink, "documents", None) or (has_none and rule == "mean"):
+            continue  # opening a small image costs more
         began = time.monotonic()
         work = partial(
-            add_levels, place, rule=rules[number], count=count, again=False,
+            add_levels, str(place), rule=rule, count=count, again=False,
             threads=usable_cores(), progress=going_on, name="--out-spec",
         )  # fmt: skip
         if levels := patiently(config.retry_for, sink.name, work):
