@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import subprocess
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.data.box import Box
-from penstock.data.stores import lock as room
+from penstock.data.stores import lock_holder as room
 from penstock.data.stores.lock import Lost, OutputLock, run_at
 from penstock.data.stores.open import open_sink, open_source
 from penstock.data.stores.protocols import Sink
@@ -95,6 +96,43 @@ def test_the_lock_of_a_process_that_has_ended_is_taken(
         OutputLock.take(sinks, "b")
     assert lock.read_text() == before
     OutputLock.take(sinks, "b", take_over=True).check()
+
+
+def test_a_run_whose_folder_is_gone_holds_nothing_on_its_host(
+    tmp_path: Path, sinks: list[Sink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of an array, and one of before a reboot; not one in another container."""
+    folder, file = tmp_path / "out.zarr.penstock", tmp_path / "out.zarr.penstock-lock"
+    host, boot, space = platform.node(), "boot", "pid:[1]"
+    monkeypatch.setattr(room, "_machine", lambda: f"{host} {boot} {space}")
+
+    def refused() -> bool:
+        try:
+            OutputLock.take(sinks, "b").release()
+        except UsageError as error:
+            return f"of {folder} holds it" in str(error)
+        return False
+
+    OutputLock.take(sinks, "a", folder=folder)
+    held = file.read_text()
+    space = "pid:[2]"
+    assert refused(), "its process may live in another container"
+    boot = "next boot"
+    folder.mkdir()
+    assert refused(), "it may be gone on with"
+    folder.rmdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(room.platform, "node", lambda: "another")
+        assert refused() and file.read_text() == held
+    assert not refused()
+    prepared = OutputLock.take(sinks, "a", folder=folder)
+    folder.mkdir()
+    prepared.hand_over()
+    assert refused()
+    folder.rmdir()
+    assert not refused()
+    with pytest.raises(Lost, match="has taken it"):
+        prepared.check()
 
 
 def test_a_run_whose_output_was_taken_over_writes_and_releases_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,13 +59,43 @@ def test_scenes_of_czi(capsys: pytest.CaptureFixture[str]) -> None:
     write_czi("a.czi", scenes=2)
     refused("a.czi", "holds 2 scenes (0 70 x 90, 1 70 x 90); --series N takes one")
     refused("a.czi", "--series 2 does not exist; it has 2", series=2)
-    refused("a.czi", "CZI files have no levels", series=1, level=1)
+    refused("a.czi", "level 1 does not exist; 0 to 0 do", series=1, level=1)
     source, made = read("a.czi", series=1)
     assert (made[0] == CZYX).all() and source.translation[4] == pytest.approx(255)
     assert main(["info", "a.czi"]) == 0
     assert "penstock info a.czi --series 1  70 x 90" in capsys.readouterr().out
     assert main(["info", "a.czi", "--series", "1"]) == 0
     assert "tczyx 1 x 2 x 3 x 70 x 90 uint16" in capsys.readouterr().out
+
+
+def test_the_pyramid_of_a_czi_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """pylibCZIrw writes none: tiles become those of levels by a longer side in their headers."""
+    sides, level = [(90, 70), (45, 35), (23, 18)], {}
+    with czi.create_czi("a.czi") as file:
+        for number, (width, height) in enumerate(sides):
+            level[number] = RANDOM.integers(1, 60000, (height, width), "uint16")
+            file.write(level[number], plane={"C": 0, "Z": 0, "T": 0}, location=(10, 20))
+        file.write_metadata("doc", scale_x=5e-7, scale_y=2.5e-7, scale_z=2e-6)
+    whole = Path("a.czi").read_bytes()
+    for shown in sides[1:]:
+        for axis, start, size, side in zip(b"XY", (10, 20), sides[0], shown, strict=True):
+            said = struct.pack("<4siifi", bytes([axis]), start, side, 0, side)
+            assert whole.count(said) == 2
+            whole = whole.replace(said, struct.pack("<4siifi", bytes([axis]), start, size, 0, side))
+    Path("a.czi").write_bytes(whole)
+    for number, by in enumerate((1, 2, 4)):
+        source, made = read("a.czi", level=number)
+        height, width = 70 // by, 90 // by
+        assert (made[0, 0, 0] == level[number][:height, :width]).all()
+        np.testing.assert_allclose(source.scale, (1, 1, 2, 0.25 * by, 0.5 * by))
+        corner = [0.25 * (20 + (by - 1) / 2), 0.5 * (10 + (by - 1) / 2)]
+        np.testing.assert_allclose(source.translation[3:], corner)
+        assert source.chunks == (1, 1, 1, height, width)
+    part = open_source("a.czi", level=1).read(Box((0, 0, 0, 3, 7), (1, 1, 1, 14, 22)))
+    assert (part[0, 0, 0] == level[1][3:14, 7:22]).all()
+    refused("a.czi", "level 3 does not exist; 0 to 2 do", level=3)
+    assert main(["info", "a.czi"]) == 0
+    assert "level 2   tczyx 1 x 1 x 1 x 17 x 22" in capsys.readouterr().out
 
 
 def test_czi_of_colours_and_what_no_tile_covers() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data import Box, open_sink, open_source
+from penstock.data import Box, OutputLock, open_sink, open_source, open_written, run_at
 from penstock.data.levels import levels_below, reduced
 from penstock.data.stores.pyramid import add_levels
 
@@ -194,3 +194,20 @@ def test_the_verb_takes_the_dtypes_of_labels(
     assert "level 1: 1 x 1 x 2 x 8 x 8" in capsys.readouterr().out
     made = ts.open({"driver": "zarr3", "kvstore": f"file://{path}/1/"}).result().read().result()
     assert (np.asarray(made).squeeze() == windows(array, (2, 2, 2), mode)).all()
+
+
+def test_levels_are_made_under_the_lock_of_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = image(tmp_path / "a.zarr", values("uint16", (8, 16, 16)))
+    prepared = OutputLock.take([open_written(path, "")], "array")
+    prepared.name()
+    assert main(["pyramid", path, "--levels", "2"]) == 2
+    prepared.hand_over()
+    assert main(["pyramid", path, "--levels", "2"]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}: process " in said and "holds it since" in said
+    assert not (tmp_path / "a.zarr" / "1").exists()
+    assert main(["pyramid", path, "--levels", "2", "--take-over"]) == 0
+    assert main(["pyramid", path, "--levels", "3", "--overwrite"]) == 0
+    assert run_at(open_written(path, "")) == "array", "the run that made the blocks stays named"

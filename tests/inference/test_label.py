@@ -26,7 +26,7 @@ parquet = imported_later("pyarrow.parquet")
 
 ORDER = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}
 """The order of scipy's structure of each connectivity."""
-MANY = {"dtype": "uint8", "chunks": (1, 99, 99), "block": (99, 99)}
+MANY = {"dtype": "uint8", "chunks": (99, 99), "block": (99, 99)}
 COMPLEMENT = {4: 2, 8: 1, 6: 3, 18: 1, 26: 1}
 
 
@@ -264,11 +264,15 @@ def test_processes_write_what_one_writes(tmp_path: Path) -> None:
         (np.ones((3, 3, 3), "u1"), {"connectivity": 8}, "give 6 or 18 or 26"),
         (
             np.eye(300, dtype="u1"),
-            {"dtype": "uint8", "chunks": (1, 99, 99), "block": (99, 99)},
+            {"dtype": "uint8", "chunks": (99, 99), "block": (99, 99)},
             "not hold 300 objects",
         ),
         (np.ones((3, 3, 3), "u2"), {"fill_holes": True}, "give --no-equal"),
-        (np.ones((9, 9, 9), "u1"), {"block": (5, 4, 4)}, "is not a multiple"),
+        (
+            np.ones((9, 9, 9), "u1"),
+            {"block": (5, 4, 4)},
+            "--block 5 4 4: .* 4 x 4 x 4 voxels, z y x; give .* 8 4 4",
+        ),
         (np.ones((3, 3, 3), "u1"), {"max_memory": 2**20}, "take 130 MiB, and --max-memory allows"),
         (np.ones((3, 3), "u1"), {"table": Path("a.xls")}, "ends in .parquet or .csv"),
     ],

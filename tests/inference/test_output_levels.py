@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 
 from penstock.base.errors import Incomplete, UsageError
 from penstock.cli import main
-from penstock.data import add_levels, open_source
+from penstock.data import OutputLock, add_levels, open_source, open_written
 from penstock.data.levels import reduced
 from penstock.data.stores import pyramid
 from penstock.inference.opening import job
@@ -146,6 +147,9 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
     Path("a.zarr/1/c/0/0/0").unlink()
     assert main(["verify", "a.zarr"]) == 1
     assert "penstock repair a.zarr makes all levels anew" in capsys.readouterr().out
+    with contextlib.closing(OutputLock.take([open_written("a.zarr", "")], "another")):
+        assert main(["repair", "a.zarr"]) == 2
+    assert "is writing it for run another" in capsys.readouterr().err
     assert main(["repair", "a.zarr"]) == 0 and main(["verify", "a.zarr"]) == 0
     check("a.zarr", 3)
     assert main(["repair", "a.zarr"]) == 0
@@ -325,3 +329,32 @@ def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) ->
     assert infer("elsewhere/labels/cells") == 0 and not list(
         Path("elsewhere/labels").glob("*.json")
     )
+
+
+@pytest.mark.parametrize("rule", ["mean", pytest.param("mode", marks=pytest.mark.slow)])
+def test_an_array_that_is_no_image_gets_its_levels_beside_it(
+    rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Path("in.npy").read_bytes()
+    assert main(["pyramid", "in.npy"]) == 2
+    assert "penstock pyramid in.npy OUT.ome.zarr writes one of it" in capsys.readouterr().err
+    words = ["pyramid", "in.npy", "a.zarr", "--rule", rule, "--levels", "3"]
+    assert main(words) == 0 and main(words) == 2 and main([*words, "--resume"]) == 0
+    assert (levels("a.zarr")[0] == VOLUME).all()
+    check("a.zarr", 3, rule)
+    assert Path("in.npy").read_bytes() == before
+
+
+def test_labels_stay_labels_when_they_are_converted() -> None:
+    """Also without levels; and those of others, which say so by ``image-label``."""
+    np.save("in.npy", (VOLUME // 1000).astype("uint16"))
+    words = ["--levels", "none", "--head-kind"]
+    assert main(["convert", "in.npy", "one.zarr", *words, "labels"]) == 0
+    assert main(["convert", "one.zarr", "other.zarr"]) == 0
+    check("other.zarr", 2, "mode")
+    assert main(["convert", "in.npy", "theirs.zarr", *words, "intensity"]) == 0
+    document = json.loads(Path("theirs.zarr/zarr.json").read_text())
+    document["attributes"]["ome"]["image-label"] = {}
+    Path("theirs.zarr/zarr.json").write_text(json.dumps(document))
+    assert main(["pyramid", "theirs.zarr"]) == 0
+    check("theirs.zarr", 2, "mode")

@@ -29,7 +29,7 @@ VERBS = {
     "status": "show the progress of a run of infer: blocks, rate, time left, faults",
     "verify": "prove by checksums that an output is complete and was written by its run",
     "repair": "compute the lost and damaged blocks of an output again, and nothing else",
-    "pyramid": "add the levels of an OME-Zarr image, each from the one above",
+    "pyramid": "add the levels that an image lacks, in place or beside it",
     "mask": "make a mask of the sample in a volume or scene, for infer",
     "label": "number the objects of a volume, each once, and make a table of them",
     "convert": "write an array into another format, as it is, in bounded memory",

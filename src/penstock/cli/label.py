@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..base import LabelConfig, add_flags, from_flags, one_heap
+from ..base import LabelConfig, add_flags, from_flags, one_heap, plural
 from ..inference import Cutout, Labelling, LabelSummary, label_on_cluster
 from .drawing import figures_of, picture
 from .progress import counted_progress, say
@@ -69,7 +69,7 @@ def print_summary(done: LabelSummary, config: LabelConfig) -> None:
         print(f"ambiguous {done.ambiguous:,}{_shown(done)}")
     if done.ends is not None and done.ends.planes:
         print(f"ends      {done.ends.sentence()}")
-    print(f"output    {done.dtype}, {done.levels} levels below")
+    print(f"output    {done.dtype}, {plural(done.levels, 'level')} below")
     if config.table is not None:
         print(f"table     {config.table}")
 

@@ -1,52 +1,102 @@
-"""``penstock pyramid PATH``: adds the levels of an OME-Zarr image that lacks them, and windows."""
+"""``penstock pyramid PATH [OUT]``: adds the levels that an image lacks, and windows.
+
+OME-Zarr ──▶ its levels, in place
+any array ──▶ convert ──▶ OUT, an OME-Zarr of the array and its levels
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import shlex
+import uuid
 
-from ..base import Overwriting, add_flags, from_flags, usable_cores
-from .progress import counted_progress
+from ..base import InferConfig, UsageError, add_flags, usable_cores
+from . import convert
+from .progress import counted_progress, say
 
 EXAMPLES = """
 penstock pyramid denoised.ome.zarr                       # until y and x have at most 256 voxels
 penstock pyramid cells.ome.zarr --rule mode              # labels: the most frequent of each eight
+penstock pyramid planes/ planes.ome.zarr                 # of any other array, beside it
 """
+_RULES = {"mean": "intensity", "mode": "labels"}
+"""The kind of values for which a rule is made."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="the OME-Zarr group (0.4 or 0.5)")
     parser.add_argument(
-        "--rule", choices=("mean", "mode"),
+        "path", metavar="PATH", help="an OME-Zarr group (0.4 or 0.5); with OUT, any array"
+    )
+    parser.add_argument(
+        "out", metavar="OUT", nargs="?",
+        help="write the array and its levels here, as penstock convert does, and leave PATH alone",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rule", choices=tuple(_RULES),
         help="how voxels become one: mean, without NaN; mode, for labels (default: as the levels "
-        "that are there, else mean)",
+        "that are there, mode for a label image, else mean)",
     )  # fmt: skip
     parser.add_argument(
         "--levels", type=int, metavar="N",
         help="levels in all (default: until y and x have at most 256 voxels)",
     )  # fmt: skip
-    add_flags(parser, Overwriting)
+    add_flags(parser, InferConfig, only={"overwrite", "resume", "take_over"})
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..data import add_levels, add_windows, levels_to_add
+    return _add_in_place(args) if args.out is None else _write_beside(args)
 
-    replace = from_flags(Overwriting, args).overwrite
+
+def _write_beside(args: argparse.Namespace) -> int:
+    """Write an OME-Zarr of the array and its levels."""
+    more = {} if args.rule is None else {"head_kind": _RULES[args.rule]}
+    vars(args).update(in_spec=args.path, out_spec=args.out, dry_run=False, **more)
+    return convert.run(args)
+
+
+def _add_in_place(args: argparse.Namespace) -> int:
+    from ..data import (
+        OutputLock,
+        add_levels,
+        add_windows,
+        levels_to_add,
+        open_source,
+        open_written,
+    )
+
+    given = vars(args)
+    if given.get("resume"):
+        raise UsageError("--resume goes with OUT; levels in place always go on where they ended")
+    if getattr(open_source(args.path, raw=True, name="PATH"), "ome_version", None) is None:
+        beside = shlex.join(["penstock", "pyramid", args.path])
+        raise UsageError(
+            f"PATH {args.path}: is no OME-Zarr image; {beside} OUT.ome.zarr writes one of it with "
+            "its levels"
+        )
     levels = levels_to_add(args.path, args.levels, "PATH")
     total = sum(math.prod(level.shape) for level in levels)
-    with counted_progress(total, "voxels", "adding levels") as show:
+    place, over = open_written(args.path, "PATH"), given.get("take_over", False)
+    with (
+        contextlib.closing(OutputLock.take([place], uuid.uuid4().hex, take_over=over)) as lock,
+        counted_progress(total, "voxels", "adding levels") as show,
+    ):
+        for reason in lock.lacking:
+            say(f"{reason}; make sure that nobody else writes it")
         count = 0
 
         def add(size: int) -> None:
             nonlocal count
             count += size
+            lock.check()
             show(count)
 
         add_levels(
-            args.path, rule=args.rule, count=args.levels, again=replace or None,
+            args.path, rule=args.rule, count=args.levels, again=given.get("overwrite") or None,
             threads=usable_cores(), progress=add, name="PATH",
         )  # fmt: skip
-    add_windows(args.path, name="PATH")
+        add_windows(args.path, name="PATH")
     for number, level in enumerate(levels, 1):
         print(f"level {number}: {' x '.join(map(str, level.shape))} (t c z y x)")
     return 0

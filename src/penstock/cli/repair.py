@@ -6,6 +6,8 @@ Levels that are not those of the blocks are made anew.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,11 +37,13 @@ def run(args: argparse.Namespace) -> int:
         names = ", ".join(stored.written.name for stored in run.outputs)
         raise UsageError(f"the run wrote several outputs; name all of them: {names}")
     if unlike:
-        from ..data import add_levels
+        from ..data import OutputLock, add_levels
 
-        for image, count in unlike:
-            add_levels(image, rule=None, count=count + 1, again=True, threads=config.readers)
-            print(f"Repaired: {plural(count, 'level')} of {image} made anew")
+        places = [stored.written for stored in run.outputs]
+        with contextlib.closing(OutputLock.take(places, uuid.uuid4().hex)):
+            for image, count in unlike:
+                add_levels(image, rule=None, count=count + 1, again=True, threads=config.readers)
+                print(f"Repaired: {plural(count, 'level')} of {image} made anew")
         return 0
     from ..inference import open_run, repair_run, verify_run
 

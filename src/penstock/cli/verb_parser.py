@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from ..base import plural
+
 _ALIKE = 0.6
 """Least similarity (0 to 1) of an unknown word and a flag to suggest the flag."""
 
@@ -69,7 +71,7 @@ class VerbParser(argparse.ArgumentParser):
             formatter.end_section()
         if seldom and not everything:
             count = sum(len(groups[group]) for group in seldom)
-            formatter.add_text(f"--help-all also lists the {count} flags that few jobs need.")
+            formatter.add_text(f"--help-all also lists {plural(count, 'flag')} that few jobs need.")
         said = f"{self.format_usage()}\n{formatter.format_help()}"
         return f"{title}:\n  {shown}\n\n{said}"
 

@@ -70,7 +70,10 @@ class Stepwise(OnWorkers):
         group="input and model",
     )
     chunks: Shape | None = flag(
-        None, help="chunks of a new output, z y x", unit="voxels", group="a new output"
+        None,
+        help="chunks of a new output: one number, z y x, or y x",
+        unit="voxels",
+        group="a new output",
     )
     shards: Shape | None = flag(
         None, help="shards of a new output, z y x (zarr v3)", unit="voxels", group="a new output"

@@ -34,7 +34,7 @@ _NIFTI = Format("NIfTI file", "nifti")
 FORMATS = {
     ".tif": TIFF, ".tiff": TIFF, ".dcm": SLICES, ".nii": _NIFTI, ".gz": _NIFTI,
     ".npy": Format(".npy array", "in_memory"),
-    ".czi": Format("CZI file", "czi", "series"),
+    ".czi": Format("CZI file", "czi", "level series"),
     ".nd2": Format("ND2 file", "nd2", "series"),
     ".lif": Format("LIF file", "lif", "series inside"),
     **dict.fromkeys((".vrt", ".jp2", ".png", ".jpg", ".jpeg"), RASTER),

@@ -1,4 +1,5 @@
-"""CZI files of Zeiss by pylibCZIrw: a scene of tiles, of which a block decodes those it touches."""
+"""CZI files of Zeiss by pylibCZIrw: a scene of tiles, of which a block decodes those it touches.
+A level of its pyramid is a scene of its own tiles."""
 
 from __future__ import annotations
 
@@ -34,21 +35,20 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     words = {number: in_words((each.h, each.w)) for number, each in all_scenes.items()}
     number = chosen_of(words, asked.series, "scenes", asked.where)
     scene, rectangle = number if rectangles else None, all_scenes[number]
-    array = _TiledScene(reader, scene, rectangle, asked.where)
+    tiles = _tiles(reader, rectangle, asked.level)
+    if asked.level >= len(tiles):
+        raise UsageError(
+            f"{asked.where}: level {asked.level} does not exist; 0 to {len(tiles) - 1} do"
+        )
+    by = sorted(tiles)[asked.level]
+    array = _TiledScene(reader, scene, rectangle, by, asked.where)
     says = ElementTree.fromstring(reader.raw_metadata)
     shown = says.findall("./Metadata/Information/Image/Dimensions/Channels/Channel")
-    tiles: list[Any] = []
-
-    def first(number: int, tile: Any) -> bool:
-        tiles.append(tile.logicalRect)
-        return False
-
-    reader.enumerate_subblocks_subset(first, roi=rectangle, only_layer0=True)
     return OpenedArray(
         array=array,
         labels=_AXES,
-        chunks=(1, 1, array.samples, *(min(tiles[0].h, rectangle.h), min(tiles[0].w, rectangle.w))),
-        sizes=_sizes(says, {"x": rectangle.x, "y": rectangle.y}),
+        chunks=(1, 1, array.samples, *map(min, tiles[by], array.shape[3:])),
+        sizes=_sizes(says, {"x": rectangle.x, "y": rectangle.y}, by),
         omero=[shown_channel(each.get("Name")) for each in shown],
         bands=array.samples > 1,
         cache_bytes=cache_bytes,
@@ -59,8 +59,9 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
 class _TiledScene(Readable):
     """One scene as t z c y x, and the samples of a colour picture as channels."""
 
-    def __init__(self, reader: Any, scene: int | None, rectangle: Any, where: str) -> None:
-        self._reader, self._scene, self._rectangle = reader, scene, rectangle
+    def __init__(self, reader: Any, scene: int | None, rectangle: Any, by: int, where: str) -> None:
+        """``by`` is how many voxels of the first level one of this level is long."""
+        self._reader, self._scene, self._rectangle, self._by = reader, scene, rectangle, by
         kinds = set(reader.pixel_types.values())
         if len(kinds) > 1 or not kinds <= _DTYPES.keys():
             raise UsageError(f"{where}: its channels are of {', '.join(sorted(kinds))}")
@@ -71,7 +72,8 @@ class _TiledScene(Readable):
         ends = {axis: stop for axis, (_, stop) in reader.total_bounding_box_no_pyramid.items()}
         if others := [axis for axis, n in ends.items() if n > 1 and axis not in "TZCYX"]:
             raise UsageError(f"{where}: has {ends[others[0]]} along {others[0]}, which is not read")
-        self.shape = (ends["T"], ends["Z"], ends["C"] * self.samples, rectangle.h, rectangle.w)
+        channels, sides = ends["C"] * self.samples, (rectangle.h // by, rectangle.w // by)
+        self.shape = (ends["T"], ends["Z"], channels, *sides)
         self.rank = 2
 
     def read_frame(
@@ -81,10 +83,10 @@ class _TiledScene(Readable):
         channels, rows, columns = (
             range(*part.indices(side)) for part, side in zip(inside, self.shape[2:], strict=True)
         )
-        corner = self._rectangle.x + columns.start, self._rectangle.y + rows.start
-        region = (*corner, len(columns), len(rows))
+        by, x, y = self._by, self._rectangle.x, self._rectangle.y
+        region = x + columns.start * by, y + rows.start * by, len(columns) * by, len(rows) * by
         pictures = {
-            c: self._reader.read(region, {"T": t, "Z": z, "C": c}, self._scene)
+            c: self._reader.read(region, {"T": t, "Z": z, "C": c}, self._scene, 1 / by)
             for c in sorted({channel // self.samples for channel in channels})
         }
         for number, channel in enumerate(channels):
@@ -93,11 +95,28 @@ class _TiledScene(Readable):
             out[number] = pictures[c][..., self.samples - 1 - sample]
 
 
-def _sizes(says: ElementTree.Element, corner: Mapping[str, int]) -> Sizes:
+def _tiles(reader: Any, rectangle: Any, level: int) -> dict[int, tuple[int, int]]:
+    """The rows and columns of a tile of each level, by the voxels of the first level that one of
+    this level is long. Without a ``level`` below the first one, of that alone: it is quick."""
+    tiles: dict[int, tuple[int, int]] = {}
+
+    def add(number: int, tile: Any) -> bool:
+        covers, holds = tile.logicalRect, tile.physicalSize
+        by = round((covers.w + covers.h) / (holds.w + holds.h))
+        tiles.setdefault(by, (holds.h, holds.w))
+        return level > 0
+
+    reader.enumerate_subblocks_subset(add, roi=rectangle, only_layer0=level == 0)
+    return tiles
+
+
+def _sizes(says: ElementTree.Element, corner: Mapping[str, int], by: int) -> Sizes:
+    """The sizes of voxels. A voxel's centre is that of the ``by`` by ``by`` that it is made of."""
     sizes = {}
     for distance in says.findall("./Metadata/Scaling/Items/Distance"):
         axis = distance.get("Id", "").lower()
         if axis in _AXES and (meters := physical_size(distance.findtext("Value"))) is not None:
-            size = meters * _MICROMETERS
-            sizes[axis] = size, "micrometer", size * corner.get(axis, 0)
+            size, longer = meters * _MICROMETERS, by if axis in corner else 1
+            place = corner.get(axis, 0) + (longer - 1) / 2
+            sizes[axis] = size * longer, "micrometer", size * place
     return sizes

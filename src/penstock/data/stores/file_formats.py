@@ -64,11 +64,7 @@ def check_holds(
     """
     require(*_EXTRAS[kind])
     title = TITLES[kind]
-    if dtype.name not in _DTYPES:
-        raise UsageError(
-            f"{where}: {title} does not hold {dtype}; give --out-dtype {_NEAREST[dtype.name]}, or "
-            "OME-Zarr (*.zarr)"
-        )
+    check_dtype_of(title, _DTYPES, dtype, where)
     sides = dict(zip(AXES, shape, strict=True))
     longer = [f"{sides[axis]} along {axis}" for axis in "tz" if sides[axis] > 1]
     if kind == "cog" and longer:
@@ -83,6 +79,25 @@ def check_holds(
             raise UsageError(
                 f"{where}: {title} has no unit {unit!r}, as axis {axis} has; give OME-Zarr (*.zarr)"
             )
+
+
+def check_dtype_of(title: str, dtypes: Sequence[str], dtype: np.dtype[Any], where: str) -> None:
+    """Refuse a dtype that a format does not hold.
+
+    Args:
+        title: The words for one such file or array in messages.
+        dtypes: Those that it holds.
+        dtype: The dtype of the output.
+        where: What messages begin with.
+
+    Raises:
+        UsageError: The format does not hold it; the sentence names the nearest that it does.
+    """
+    if dtype.name not in dtypes:
+        raise UsageError(
+            f"{where}: {title} does not hold {dtype}; give --out-dtype {_NEAREST[dtype.name]}, or "
+            "OME-Zarr (*.zarr)"
+        )
 
 
 def no_block_again(name: str) -> str:

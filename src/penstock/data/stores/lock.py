@@ -20,31 +20,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import platform
 import random
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ...base import PenstockError, UsageError, describe
+from .lock_holder import HELD, Entry, is_left_behind, is_living, this_holder
 from .lock_place import NoLock, place_of
-from .protocols import Located, Sink
+from .protocols import Located
 from .transient import is_transient
 
 RELEASE_WITHIN_S = 10.0
 """Seconds that a run waits at its end for each answer of a store. Then its lock stays behind."""
 _TRIES = 100
 """Tries to change a file that others keep changing, such as runs into arrays of one group."""
-_HELD: set[str] = set()
-"""The tokens of this process's locks that are not released."""
-
-Entry = dict[str, Any]
 Entries = dict[str, Entry]
 Check = Callable[[str, str | None], None]
 
@@ -67,7 +58,7 @@ class OutputLock:
     @classmethod
     def take(
         cls,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Located],
         run: str,
         *,
         folder: Path | str | None = None,
@@ -112,7 +103,9 @@ class OutputLock:
             raise
         return lock
 
-    def _find(self, sinks: Sequence[Sink], run: str, folder: Path | str | None) -> list[_LockFile]:
+    def _find(
+        self, sinks: Sequence[Located], run: str, folder: Path | str | None
+    ) -> list[_LockFile]:
         """The files that lock some outputs. Arrays of one group share a file."""
         files: dict[str, _LockFile] = {}
         for sink in sinks:
@@ -153,7 +146,7 @@ class OutputLock:
     def release(self) -> None:
         """Free the outputs, if the store answers. The file still names the run that made them."""
         for file in self._files:  # first: what follows may be interrupted
-            _HELD.discard(file.holder["token"])
+            HELD.discard(file.holder["token"])
         for file in self._files if self._owns else ():
             file.timeout = RELEASE_WITHIN_S
             with contextlib.suppress(PenstockError):
@@ -172,16 +165,7 @@ class _LockFile:
         self.store, self.key, self.run = store, key, run
         self.outputs: dict[str, str] = {}
         """The name of each output, by its path below the store."""
-        self.holder: dict[str, Any] = {
-            "run": run,
-            "folder": None if folder is None else str(folder),
-            "host": platform.node(),
-            "machine": _machine(),
-            "pid": os.getpid(),
-            "started": psutil.Process().create_time(),
-            "since": time.time(),
-            "token": uuid.uuid4().hex,
-        }
+        self.holder = this_holder(run, folder)
         self.timeout: float | None = None
         """Seconds to wait for an answer of the store; None to leave that to the store."""
         self._kvstore: Any = None
@@ -200,7 +184,7 @@ class _LockFile:
     def take(self, check: Check, take_over: bool) -> None:
         """Take the outputs; see `OutputLock.take`. Raises `NoLock` if the store cannot be
         locked."""
-        _HELD.add(self.holder["token"])
+        HELD.add(self.holder["token"])
         try:
             with self._or_no_lock():
                 self._open()
@@ -209,7 +193,7 @@ class _LockFile:
                 if self.store["driver"] != "file":
                     self._prove()
         except BaseException:
-            _HELD.discard(self.holder["token"])
+            HELD.discard(self.holder["token"])
             raise
 
     @contextlib.contextmanager
@@ -247,8 +231,9 @@ class _LockFile:
         """Raise `UsageError` if another run keeps this one from an output."""
         if holder is None or holder["run"] == self.run:
             return
-        lives = _lives(holder)
-        if lives is False or (lives is None and take_over):
+        lives = is_living(holder)
+        gone = self.store["driver"] == "file" and is_left_behind(holder, Path(self.store["path"]))
+        if lives is False or (lives is None and (take_over or gone)):
             return
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
         where = f" of {holder['folder']}" if holder["folder"] else ""
@@ -262,7 +247,7 @@ class _LockFile:
                 f"{whose} holds it since {since} ({process} on {holder['host']}), and it cannot be "
                 "seen from here whether that run has ended; if it has, --take-over takes the output"
             )
-        raise UsageError(f"--out-spec {self._name_at(path)}: {said}")
+        raise UsageError(f"{self._name_at(path)}: {said}")
 
     def _prove(self) -> None:
         """Check that the store honours conditional writes: some servers accept every write."""
@@ -331,34 +316,6 @@ class _LockFile:
                 yield
         except UsageError as error:
             raise PenstockError(describe(error)) from error
-
-
-@cache
-def _machine() -> str:
-    """A name for this boot of this machine, and for the namespace of its process ids."""
-    words = [platform.node()]
-    with contextlib.suppress(OSError):
-        words.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    with contextlib.suppress(OSError, AttributeError):
-        words.append(str(Path("/proc/self/ns/pid").readlink()))
-    return " ".join(words)
-
-
-def _lives(holder: Entry) -> bool | None:
-    """Whether the process of a holder is at work; None if this machine cannot tell."""
-    if holder["pid"] is None or holder["machine"] != _machine():
-        return None
-    if holder["pid"] == os.getpid():
-        return holder["token"] in _HELD
-    try:
-        process = psutil.Process(holder["pid"])
-        # A pid is used again; the start tells two processes apart, to the clock's resolution.
-        same = abs(process.create_time() - holder["started"]) < 2
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
 
 
 def run_at(output: Located) -> str | None:

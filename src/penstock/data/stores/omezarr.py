@@ -16,6 +16,7 @@ import numpy as np
 from ...base import UsageError, scrub
 from ..box import Box
 from .added import and_added
+from .file_formats import check_dtype_of
 from .frames import shown_channels
 from .kvstore import (
     address,
@@ -29,7 +30,7 @@ from .kvstore import (
     ts,
 )
 from .ome_levels import transformations
-from .protocols import AXES, Source
+from .protocols import AXES, DTYPES, Source
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
@@ -48,6 +49,7 @@ _DRIVER_OF_MARKER = {
     "attributes.json": "n5",
     "info": "neuroglancer_precomputed",
 }
+_N5_DTYPES = [name for name in DTYPES if name not in ("bool", "float16")]
 _AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 
 
@@ -119,7 +121,7 @@ def open_omezarr_sink(
         check_deletable(root, where, [*arrays, SCRATCH_TILES] if scratch else arrays)
     stays = exists and arrays is None
     version = _version(path, root if stays else None, ome_version, like, shards, where)
-    at = at or domain.start
+    check_dtype_of("N5", _N5_DTYPES if version == "n5" else DTYPES, dtype, where)
     layout = replace(_lay_out(domain, dtype, like, chunks, shards, at, where), scratch=scratch)
     spec = label_spec(
         {"kvstore": kvstore_of(path), **_ARRAY_SPECS[version](layout)},
@@ -215,9 +217,10 @@ def _lay_out(
     like: Source | None,
     chunks: Sequence[int] | None,
     shards: Sequence[int] | None,
-    at: Sequence[int],
+    at: Sequence[int] | None,
     where: str,
 ) -> _Layout:
+    at = at or domain.start
     five = _five(chunks, where) if chunks else _default_chunks(domain.shape, like)
     outer = _five(shards, where) if shards else None
     if outer and not chunks:

@@ -61,7 +61,7 @@ def add_levels(
     Args:
         path: The OME-Zarr group, 0.4 or 0.5, of which level 0 is there.
         rule: How voxels become one: ``mean``, or ``mode`` for labels; by default as its levels
-            are made that are there, else by means.
+            are made that are there, else ``mode`` for an image that is a label, and ``mean``.
         count: The number of levels in all; by default as many as bring y and x down to 256.
         again: What to do with levels that the metadata names already: True makes them anew, False
             leaves them, None refuses.
@@ -88,7 +88,8 @@ def add_levels(
         raise UsageError(f"{where}: has {named} levels; --overwrite makes them anew")
     if named > 1 and not again:
         return []
-    rule = rule or (image["type"] if image.get("type") in get_args(Rule) else "mean")
+    usual: Rule = "mode" if "image-label" in group.ome else "mean"
+    rule = rule or (image["type"] if image.get("type") in get_args(Rule) else usual)
     if named > 1:
         _remove(group)
     levels = levels_below(first.domain.shape, first.scale, count, axes)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...base import InferConfig, UsageError
+from ...data import in_words
 from ..tiling.geometry import Geometry, PatchShape, per_axis
 from ..tiling.parts import Parts, fit_parts
 from .memory import Facts
@@ -95,13 +96,14 @@ def block_shape(
                 return tuple(block)
             block[axis] *= 2
     asked = per_axis(said, plane=False, thin=grid[0])
-    for name, b, g, n in zip("zyx", asked, grid, extent, strict=True):
-        if b % g and b < n:
-            raise UsageError(
-                f"--block {b} is not a multiple of the output's {g} (its chunks or shards along "
-                f"{name}): each would be written more than once; give --block {-(-b // g) * g}"
-            )
-    return tuple(-(-min(b, n) // g) * g for b, g, n in zip(asked, grid, extent, strict=True))
+    whole = tuple(-(-min(b, n) // g) * g for b, g, n in zip(asked, grid, extent, strict=True))
+    if any(b % g and b < n for b, g, n in zip(asked, grid, extent, strict=True)):
+        words, fit = (" ".join(map(str, sides)) for sides in (said, whole[len(said) == 2 :]))
+        raise UsageError(
+            f"--block {words}: a block is whole chunks (or shards) of the output, and these are "
+            f"{in_words(grid)} voxels, z y x; give --block {fit}"
+        )
+    return whole
 
 
 def _geometry(

@@ -108,21 +108,21 @@ def completed(
 
 
 def _add_levels(job: Runnable, going_on: Callable[[int], None]) -> Iterator[str]:
-    """Add the levels that images lack, with a sentence for each image."""
+    """Add the levels that images lack, with a sentence for each image. One of labels is marked as
+    such, also if it gets none."""
     from ...data import add_levels, levels_below
 
-    config, count = job.config, job.config.levels
-    if count == "none":
-        return
+    count = 1 if job.config.levels == "none" else job.config.levels
     for number, place, sink in _images(job):
-        if not levels_below(sink.domain.shape, count=count):  # opening a small image costs more
-            continue
+        rule = job.head_facts[number].rule
+        if rule == "mean" and not levels_below(sink.domain.shape, count=count):
+            continue  # opening a small image costs more
         began = time.monotonic()
         work = partial(
-            add_levels, place, rule=job.head_facts[number].rule, count=count, again=False,
+            add_levels, place, rule=rule, count=count, again=False,
             threads=usable_cores(), progress=going_on, name="--out-spec",
         )  # fmt: skip
-        if levels := patiently(config.retry_for, sink.name, work):
+        if levels := patiently(job.config.retry_for, sink.name, work):
             took = format_seconds(time.monotonic() - began)
             yield f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}"
 
