@@ -216,7 +216,7 @@ class Job:
         return {
             "input": identity.of_input(self.input, resumes=config.resumes),
             "domain": [self.written.start, self.written.stop],
-            "voxels": self.way and [*self.source.domain.shape[2:], self.way.order],
+            "voxels": self.way and [*self.source.domain.shape[2:], repr(self.way)],
             "outputs": [sink.fingerprint for sink in self.sinks],
             "places": [[output.channels, output.places] for output in self.outputs],
             "factors": [[*map(str, output.grid.factors)] for output in self.outputs],
