@@ -146,7 +146,7 @@ FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
         ),
         "MultiheadAttention",
     ),
-    "flow by values": (lambda: Made(_flow, conv(1, 1)), "farther than 80"),
+    "flow by values": (lambda: Made(_flow, conv(1, 1)), "farther than 128"),
     "corners aligned": (lambda: _tri(True), "where a patch lies"),
     "position": (lambda: Made(lambda x: x + torch.arange(x.shape[-1]).to(x)), "where a patch lies"),
     "size": (lambda: Made(lambda x: x / x.shape[-1]), "differs from a larger input"),

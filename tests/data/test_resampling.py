@@ -58,6 +58,15 @@ def test_any_box_has_the_bits_of_the_whole_which_are_those_of_scipy(
         assert np.array_equal(part, whole[box.within(way.to)])
 
 
+def test_slices_are_resampled_and_the_nearest_one_is_taken() -> None:
+    array = np.random.default_rng(1).random((9, 12, 7))
+    way = Resampling(Box.of((0, 0, 0), array.shape), Box.of((0, 0, 0), (14, 8, 11)), 3, nearest=0)
+    slices = np.stack([zoomed(plane[None], (1, 8, 11), 3)[0] for plane in array])
+    expected = slices[((np.arange(14) + 0.5) * 9 / 14).astype(int)]
+    assert np.abs(way.apply(array[None], way.of, way.to)[0] - expected).max() < 1e-5
+    assert way.back(1).nearest == 0
+
+
 @given(
     st.integers(-9, 9), st.integers(1, 30), st.integers(1, 30), st.sampled_from([0, 1]), st.data()
 )

@@ -328,7 +328,7 @@ def test_what_a_model_returns_is_checked_every_time(
     then: Callable[[Tensor], Any], said: str
 ) -> None:
     with pytest.raises(StageError, match=rf"^forward failed at brick \d+ Box\(.*{said}"):
-        run(arange((32, 32, 32)), Turns(then), patch=8, overlap=2, block=8, normalize="none")
+        run(arange((20, 20, 20)), Turns(then), patch=8, overlap=2, block=8, normalize="none")
 
 
 def test_heads_that_change_places_are_told_apart_by_name() -> None:

@@ -21,7 +21,7 @@ from penstock.inference.run import run_job
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
 from penstock.models import REGISTRY, Model, Reach, Reduction, load_model
 from penstock.models.probes import find_reach
-from tests.networks import FAR, LOCAL, conv, seeded
+from tests.networks import FAR, LOCAL, Made, conv, seeded
 
 from .kit import opened
 
@@ -275,6 +275,32 @@ def test_changed_labels_and_their_f1_are_measured() -> None:
     job = opened(scores, head_kind="scores", **knobs)  # what blends scores reduces them later
     later = _trial(job, labels=True, later=Reduction.parse("argmax")).error(200, 2**30)
     assert later == error
+
+
+def test_the_difference_at_blended_seams_is_that_of_the_mean_of_two() -> None:
+    def place(x: torch.Tensor) -> torch.Tensor:  # where a voxel lies along x, in its input
+        return x * 0 + torch.arange(x.shape[-1]).to(x)
+
+    volume = np.random.default_rng(0).random((40, 40, 40)).astype(np.float32)
+    job = opened(
+        np.zeros_like(volume), in_spec=volume, patch=(8, 8, 16), overlap=(4, 4, 6),
+        model_type=Made(place), head_kind="intensity", seam_mode="blend", window="constant",
+    )  # fmt: skip
+    assert job.plan.facts.seams.startswith("blended, so not exact; about ")
+    error = _trial(job, sliding=job.sliding).error(999, 2**30)
+    assert error is not None and error.blended
+    # Patches begin at voxels 1 and 11 of 32: both give half where they overlap, for three voxels.
+    expected = [6 / 31] * 3 + [(1 + 11) / 2 / 31] * 2
+    assert error.by_distance == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_the_user_names_is_measured_too() -> None:
+    volume = np.random.default_rng(0).random((60, 60, 60))
+    job = opened(
+        np.zeros_like(volume), in_spec=volume, patch=(16,), overlap=(4,), model_type=seeded(_far),
+        head_kind="intensity",
+    )  # fmt: skip
+    assert job.plan.facts.seam_error and job.plan.facts.seams.startswith("about ")
 
 
 def test_f1_is_a_mean_over_labels_and_intervals_cover_the_mean() -> None:

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 ZSCORE = {"normalization_schemes": ["ZScoreNormalization"] * 2}
 
 
-def predicted(folder: Path, volume: Array, monkeypatch: Any, *, mirror: bool) -> tuple[Array, Any]:
+def predicted(
+    folder: Path, volume: Array, monkeypatch: Any, *, mirror: bool, size: Any = None
+) -> tuple[Array, Any]:
     """The scores of nnU-Net's own preprocessor and predictor, and the box that it crops to.
 
     What it adds up is float32 here, and half precision as it comes.
@@ -53,7 +55,12 @@ def predicted(folder: Path, volume: Array, monkeypatch: Any, *, mirror: bool) ->
              "data_identifier": "x", "previous_stage": None}  # fmt: skip
     for what in ("data", "seg", "probabilities"):
         base[f"resampling_fn_{what}"] = "resample_data_or_seg_to_shape"
-        how = {"is_seg": what == "seg", "order": 1, "order_z": 0, "force_separate_z": None}
+        how = {
+            "is_seg": what == "seg",
+            "order": 1 if what == "probabilities" else 3,
+            "order_z": 0,
+            "force_separate_z": None,
+        }
         base[f"resampling_fn_{what}_kwargs"] = how
     (folder / "plans.json").write_text(json.dumps(plans))
     (folder / "dataset.json").write_text(json.dumps(dataset | {"file_ending": ".nii.gz"}))
@@ -71,7 +78,12 @@ def predicted(folder: Path, volume: Array, monkeypatch: Any, *, mirror: bool) ->
         room, "compute_gaussian", lambda *args, **more: gaussian(*args, **more, dtype=torch.float32)
     )
     values, _, facts = manager.preprocessor_class(verbose=False).run_case_npy(
-        volume, None, {"spacing": base["spacing"]}, predictor.plans_manager, manager, dataset
+        volume,
+        None,
+        {"spacing": size or base["spacing"]},
+        predictor.plans_manager,
+        manager,
+        dataset,
     )
     scores = predictor.predict_logits_from_preprocessed_data(torch.from_numpy(values)).numpy()
     return scores, tuple(slice(*ends) for ends in facts["bbox_used_for_cropping"])
@@ -110,6 +122,29 @@ def test_an_nnunet_is_what_its_own_predictor_makes_of_it(
     )  # fmt: skip
     assert (made == again).all()
     assert np.abs(made[(slice(None), *box)] - wanted).max() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(9.0, 1.4, 0.8), (2.5, 0.8, 0.7), (2.0, 1.4, 0.8)])
+def test_voxels_are_resampled_as_nnunet_does_it(
+    size: tuple[float, ...], tmp_path: Path, monkeypatch: Any
+) -> None:
+    target = (2.0, 1.0, 1.0)
+    plain = {"normalization_schemes": ["ZScoreNormalization"], "spacing": list(target),
+             "patch_size": [16, 24, 16]}  # fmt: skip
+    folder = nnunet(tmp_path / "net", [unet(0)], configuration=plain)
+    # Smooth, as nnU-Net clips cubic splines to the range of a slice.
+    places = np.meshgrid(*(np.linspace(0, 4, n) for n in (9, 40, 41)), indexing="ij")
+    volume = (1000 * (4 + sum(np.sin(place + 1) for place in places))).astype("uint16")[None]
+    scores, _ = predicted(folder, volume, monkeypatch, mirror=False, size=size)
+    resampling = pytest.importorskip("nnunetv2.preprocessing.resampling.default_resampling")
+    wanted = resampling.resample_data_or_seg_to_shape(
+        scores, volume.shape[1:], target, size, is_seg=False, order=1, order_z=0,
+        force_separate_z=None,
+    )  # fmt: skip
+    made = infer(volume, folder, np.zeros((3, *volume.shape[1:]), "float32"),
+                 head_kind="scores", in_voxel_size=(*map(str, size), "mm"))  # fmt: skip
+    assert np.abs(made - wanted).max() < 1e-4 * np.ptp(wanted)
 
 
 @pytest.mark.slow

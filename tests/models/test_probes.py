@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from penstock.models import REGISTRY, load_model, probes
 from penstock.models.explained import bits_that_vary
@@ -28,6 +29,13 @@ def test_the_reach_is_that_of_the_layers(name: str) -> None:
     assert reach.exact and reach.places >= 2 * axes
     for axis in range(axes):
         assert Sight(reach.period[axis], reach.before[axis], reach.after[axis]) == sight
+
+
+@pytest.mark.slow
+def test_a_context_of_more_than_a_hundred_voxels_is_found() -> None:
+    net = seeded(lambda: nn.Sequential(*(conv(1, 1, 5, 20) for _ in range(3)), conv(1, 1)))
+    reach = find_reach(load_model(net), 3)
+    assert reach.exact and reach.before == reach.after == (121,) * 3
 
 
 @pytest.mark.parametrize("name", _cases({**FAR}, ("instance norm", "position", "size")))

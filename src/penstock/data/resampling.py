@@ -38,13 +38,15 @@ class Resampling:
     to: Box
     order: int
     """0: the nearest voxel, 1: linear, 3: cubic spline."""
+    nearest: int | None = None
+    """The axis, 0 to 2, along which the nearest voxel is taken whatever the order."""
 
     def of_order(self, order: int) -> Resampling:
         return replace(self, order=order)
 
     def back(self, order: int) -> Resampling:
         """The way from ``to`` to ``of``."""
-        return Resampling(self.to, self.of, order)
+        return Resampling(self.to, self.of, order, self.nearest)
 
     @property
     def steps(self) -> tuple[float, ...]:
@@ -102,7 +104,8 @@ class Resampling:
         return 4 * itemsize * voxels
 
     def _order(self, axis: int) -> int:
-        return 0 if self.of.shape[axis] == self.to.shape[axis] else self.order
+        same = self.of.shape[axis] == self.to.shape[axis]
+        return 0 if same or axis == self.nearest else self.order
 
     def _first(self, axis: int, place: Any) -> Any:
         """The first voxel of ``of`` that voxels of ``to`` are interpolated between."""

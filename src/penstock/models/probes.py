@@ -39,9 +39,9 @@ _SIDES = {
 number only. Larger ones in 3-D would take more memory than a job may have."""
 _TELLING_SIDE = 32
 """Side at which a network whose output has another shape is not tried on larger windows."""
-_LONGEST = {2: 1024, 3: 160}
-"""Length of the longest window, by the number of axes: twice the largest context that pays. In 3-D
-more than 72 voxels of it make the largest patch compute four voxels for one."""
+_LONGEST = {2: 1024, 3: 256}
+"""Length of the longest window, by the number of axes: twice the largest context that is found. In
+3-D no default patch has more than 72 voxels of it, but a user may name one that has."""
 _MOST_WORK = 6e11
 """Floating-point operations that are spent at most: about a minute of one core. They are counted,
 and no clock is asked, as what is found decides on the patch, which must not depend on the load."""

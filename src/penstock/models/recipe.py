@@ -73,6 +73,9 @@ class Recipe:
     it is not said."""
     unit: str = "micrometer"
     """The unit of ``spacing``."""
+    most_anisotropy: float | None = None
+    """Ratio of the longest side of a voxel to the shortest up to which all axes are resampled
+    alike; beyond it the nearest voxel is taken along the longest. None for no such limit."""
     patch: tuple[int, int, int] | None = None
     """Shape of a patch; None if it is not said."""
     overlap: tuple[int, int, int] | None = None

@@ -35,7 +35,7 @@ class ResampledSource(BoxReader):
         if resampling.order:
             wide = source.dtype.itemsize == 8 or source.dtype.name in ("int32", "uint32")
             self.dtype = np.dtype(np.float64 if wide else np.float32)
-        facts = [*resampling.to.start, *resampling.to.shape, resampling.order]
+        facts = [*resampling.to.start, *resampling.to.shape, resampling.order, resampling.nearest]
         facts += [] if within is None else [*within.start, *within.stop]
         self.fingerprint = source_fingerprint(source.address, source.fingerprint, facts)
 

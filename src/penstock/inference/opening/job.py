@@ -143,9 +143,7 @@ class Job:
             part = Prepared.read(self.run_dir).part
         self.plan = make_plan(config, facts, shape, part)
         if self.tiled.measured and not self.trial:
-            trial = SeamTrial(self.net, self.values, source, self.volumes[0], self.devices[0],
-                              self.head_facts[0].kind == "labels", later, config.tf32)  # fmt: skip
-            self.plan = trial.measured(self.plan)
+            self.plan = _seam_trial(self, source, later).measured(self.plan)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
         self.norm_source = self.source if self.way is None else self.input
@@ -218,7 +216,7 @@ class Job:
         return {
             "input": identity.of_input(self.input, resumes=config.resumes),
             "domain": [self.written.start, self.written.stop],
-            "voxels": self.way and [*self.source.domain.shape[2:], self.way.order],
+            "voxels": self.way and [*self.source.domain.shape[2:], repr(self.way)],
             "outputs": [sink.fingerprint for sink in self.sinks],
             "places": [[output.channels, output.places] for output in self.outputs],
             "factors": [[*map(str, output.grid.factors)] for output in self.outputs],
@@ -250,6 +248,22 @@ class Job:
             "compile_dynamic": config.compile and config.compile_dynamic,
             "devices": sorted({device.type for device in self.devices}),
         }
+
+
+def _seam_trial(job: Job, source: Source, later: Reduction | None) -> SeamTrial:
+    """What measures the difference at seams. ``later`` reduces blocks that are whole."""
+    return SeamTrial(
+        job.net,
+        job.values,
+        source,
+        job.volumes[0],
+        job.devices[0],
+        labels=job.head_facts[0].kind == "labels",
+        later=later,
+        sliding=job.sliding if job.heads[0].blended else None,
+        floor=job.config.min_blend_weight,
+        tf32=job.config.tf32,
+    )
 
 
 def _gather_facts(

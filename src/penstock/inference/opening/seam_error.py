@@ -7,6 +7,8 @@ side.
 
 window  ├────────────────────────────────┤
 tile            ├──────────────┤            its core is compared with the middle of the window
+tiles       ├──────────────┤                blended ones are joined along the longest side, and
+                   ├──────────────┤         compared from the middle of one to that of the next
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from numpy.typing import NDArray
 from ...base import cuda_flags_kept, plural, significant, trim_heap
 from ...data import Source
 from ...instruments import students_t
-from ...models import Reduction, placed, set_cuda_flags
+from ...models import Reduction, Sliding, placed, set_cuda_flags
 from ..planning.memory import LIBRARY_BYTES, resident_bytes
 from ..planning.plan import Plan
 from ..tiling.exact import SIDE_STEP
+from ..tiling.stitch import window
 from .as_its_makers import ValuesPlan
 from .net import Net, seen_patches
 from .selection import Volume
@@ -68,6 +71,8 @@ class SeamError:
     """True if the output is labels."""
     f1: float | None = None
     """F1 of the labels of whole cores, a mean over labels but 0; None without such labels."""
+    blended: bool = False
+    """True if patches are blended."""
 
     def line(self) -> str:
         """The same in words."""
@@ -78,7 +83,8 @@ class SeamError:
         score = "" if self.f1 is None else f", F1 {self.f1:.3f} in whole cores"
         cure = "larger patches are little better"
         if self.halving is not None:
-            cure = f"--patch {self.halving} would about halve it"
+            cure = f"--patch {self.halving}{', its overlap in proportion,' * self.blended} would "
+            cure += "about halve it"
         on = f"measured on {plural(self.places, 'place')} of the data"
         return f"{about}, {on} against a side {self.window:.2g} times as long{score}; {cure}"
 
@@ -94,6 +100,7 @@ def seam_error_of(
     sides: tuple[int, int, int],
     *,
     labels: bool,
+    blended: bool = False,
 ) -> SeamError:
     """Join what was measured at several places.
 
@@ -103,6 +110,7 @@ def seam_error_of(
         scores: F1 of labels at each place, None where there are none.
         sides: The sides of the smaller patch, of the patch and of the larger input.
         labels: True for labels.
+        blended: True if patches are blended.
 
     Returns:
         Means, intervals, and the patch that would halve the difference.
@@ -126,7 +134,7 @@ def seam_error_of(
     curve, low, high = (tuple(map(float, values)) for values in (mean, *ends))
     some = [score for score in scores if score is not None]
     f1 = float(np.mean(some)) if some else None
-    return SeamError(curve, low, high, len(table), window / side, halving, labels, f1)
+    return SeamError(curve, low, high, len(table), window / side, halving, labels, f1, blended)
 
 
 def by_distance(difference: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -150,6 +158,21 @@ def label_f1(one: NDArray[Any], other: NDArray[Any]) -> float | None:
     return float(scores.mean()) if len(scores) else None
 
 
+def _sides(patch: Sequence[int], times: float) -> tuple[int, ...]:
+    """Those of a patch so many times as long, which a network that takes the patch is likely to
+    take."""
+    each = ((p, math.gcd(p, 16 if p >= 64 else 4)) for p in patch)
+    return tuple(p if p == 1 else int(p * times) // grain * grain for p, grain in each)
+
+
+def _shown(later: Reduction | None, head: NDArray[Any]) -> NDArray[Any]:
+    """A head as it is written, where it is reduced later."""
+    if later is None:
+        return head
+    name = next(iter(later.heads("", len(head))))
+    return later.of(name, torch.from_numpy(head), 0).numpy()
+
+
 @dataclass(frozen=True, slots=True)
 class SeamTrial:
     """Tiles and windows on the data of a job."""
@@ -165,6 +188,10 @@ class SeamTrial:
     """True if the first output is labels."""
     later: Reduction | None = None
     """The reduction that makes labels of its scores, if the network has none in it."""
+    sliding: Sliding | None = None
+    """The way in which patches are blended; None if they are trimmed."""
+    floor: float = 0.0
+    """The least weight of a voxel where they are blended by a cosine."""
     tf32: bool = False
 
     def measured(self, plan: Plan) -> Plan:
@@ -184,7 +211,7 @@ class SeamTrial:
         error = self.error(plan.num_patches, free)
         if error is None:
             return plan
-        line = f"{plan.facts.seams}; {error.line()}"
+        line = "; ".join(filter(None, (plan.facts.seams, error.line())))
         return replace(plan, facts=replace(plan.facts, seams=line, seam_error=asdict(error)))
 
     def error(self, num_patches: int, free_bytes: int) -> SeamError | None:
@@ -212,49 +239,70 @@ class SeamTrial:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         each, smaller, scores = zip(*each_place, strict=True)
-        sides = max(self._sides(_SMALLER)), max(self.net.shape.seen), max(self._sides(window))
-        return seam_error_of(each, smaller, scores, sides, labels=self.labels)
+        patch = self.net.shape.patch
+        small, side, large = (max(_sides(patch, t)) for t in (_SMALLER, 1.0, window))
+        return seam_error_of(
+            each, smaller, scores, (small, side, large), labels=self.labels,
+            blended=self.sliding is not None,
+        )  # fmt: skip
 
     def _affordable(self, num_patches: int, free_bytes: int) -> tuple[float, int] | None:
         """The window and the number of places."""
         peak = self.net.footprint.peak_bytes
         if peak is None:
             return None
-        fits = []
-        for window in _WINDOWS:
-            times, smaller = (
-                math.prod(self._sides(each)) / math.prod(self.net.shape.patch)
-                for each in (window, _SMALLER)
-            )
-            cost = times + 1 + smaller  # in patches
+        patch, fits = self.net.shape.patch, []
+        for longer in _WINDOWS:
+            sides = _sides(patch, longer)
+            times = math.prod(sides) / math.prod(patch)
+            tiles = [
+                (each, len(self._row(each, sides))) for each in (patch, _sides(patch, _SMALLER))
+            ]
+            cost = times + sum(math.prod(each) / math.prod(patch) * n for each, n in tiles)
             places = min(_MOST_PLACES, int(_SHARE * num_patches / cost))
-            if places and times * peak / self.net.forward <= free_bytes:
-                fits.append((window, places))
+            joined = all(n for _, n in tiles)  # two that are blended fit into the window
+            if places and joined and times * peak / self.net.forward <= free_bytes:
+                fits.append((longer, places))
         return next(
             (each for each in fits if each[1] >= _ENOUGH_PLACES), fits[-1] if fits else None
         )
 
-    def _sides(self, times: float) -> tuple[int, ...]:
-        """A patch so many times as long, with sides that a network which takes the patch's is
-        likely to take."""
-        grains = [math.gcd(p, 16 if p >= 64 else 4) for p in self.net.shape.patch]
-        each = zip(self.net.shape.patch, grains, strict=True)
-        return tuple(p if p == 1 else int(p * times) // grain * grain for p, grain in each)
+    @property
+    def _axis(self) -> int:
+        """The longest axis of a patch, counted from the last one."""
+        seen = self.net.shape.seen
+        return int(np.argmax(seen)) - len(seen)
+
+    def _row(self, patch: Sequence[int], window: Sequence[int]) -> range:
+        """Where patches of a window begin along the longest axis: one, or an even number whose seam
+        lies in the middle of theirs."""
+        room = window[self._axis] - patch[self._axis]
+        stride = max(1, patch[self._axis] - self._overlap(patch)[self._axis])
+        count = 1 if self.sliding is None else (1 + room // stride) // 2 * 2
+        first = (room - (count - 1) * stride) // 4
+        return range(first, first + count * stride, stride)
+
+    def _overlap(self, patch: Sequence[int]) -> list[int]:
+        """The overlap of a patch: that of the job, and in proportion where patches are blended."""
+        shape, first = self.net.shape, 3 - len(patch)
+        each = zip(shape.overlap[first:], patch, shape.patch[first:], strict=True)
+        return [o if self.sliding is None else o * p // whole for o, p, whole in each]
 
     def _differences(
         self, times: float
     ) -> Iterator[tuple[NDArray[np.float64], float, float | None]]:
         """For each place: the difference by distance, that at seams of a smaller patch, and F1."""
-        net, window = self.net, self._sides(times)
+        net, window = self.net, _sides(self.net.shape.patch, times)
         module = placed(net.model.module, self.device, net.footprint.channels_last)
-        sides, small = (s[3 - net.shape.model_axes :] for s in (window, self._sides(_SMALLER)))
+        sides, small = window[-net.shape.model_axes :], _sides(net.shape.seen, _SMALLER)
+        cut = self._cores if self.sliding is None else self._cells
         for seen in seen_patches(self.values, self.source, self.volume, window, net.clip):
             values = seen.shown.reshape(net.model.in_channels, *sides)
             whole = self._output(module, values)
-            tile, part = self._cores(module, values, whole, net.shape.seen)
+            tile, part = cut(module, values, whole, net.shape.seen)
             near = self._between(tile, part, whole)
             score = label_f1(tile, part) if self.labels else None
-            tile, part = self._cores(module, values, whole, small)
+            tile, part = cut(module, values, whole, small)
             yield near, float(self._between(tile, part, whole)[0]), score
 
     def _output(self, module: torch.nn.Module, values: NDArray[Any]) -> NDArray[Any]:
@@ -263,9 +311,7 @@ class SeamTrial:
         batch = torch.from_numpy(values).to(net.model.dtype)[None]
         batch = batch.contiguous(memory_format=net.layout).to(device)
         with torch.no_grad(), torch.autocast(device.type, net.amp, net.amp is not None):
-            name, head = next(iter(net.model.heads(module(batch)).items()))
-        if self.later is not None:
-            head = self.later.of(next(iter(self.later.heads(name, head.shape[1]))), head, 1)
+            head = next(iter(net.model.heads(module(batch)).values()))
         # numpy has no bfloat16
         return np.asarray((head.float() if head.dtype.itemsize == 2 else head)[0].cpu())
 
@@ -282,12 +328,48 @@ class SeamTrial:
         box = tuple(slice(start, start + p) for start, p in zip(starts, patch, strict=True))
         core = tuple(slice(o // 2, p - (o - o // 2)) for p, o in zip(patch, overlap, strict=True))
         tile = self._output(module, values[(slice(None), *box)])
-        return tile[(slice(None), *core)], whole[(slice(None), *box)][(slice(None), *core)]
+        part = whole[(slice(None), *box)]
+        return _shown(self.later, tile)[:, *core], _shown(self.later, part)[:, *core]
+
+    def _cells(
+        self,
+        module: torch.nn.Module,
+        values: NDArray[Any],
+        whole: NDArray[Any],
+        patch: Sequence[int],
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What lies between the middles of two blended patches of a row, and the window there.
+
+        Voxels behind the seam come first, so that it lies at both ends, as those of a core do.
+        """
+        assert self.sliding is not None
+        axis, overlap, begins = self._axis, self._overlap(patch), self._row(patch, whole.shape[1:])
+        weights = window(self.sliding, 3 + axis, patch[axis], overlap[axis], self.floor)
+        weights = weights.reshape([len(weights) if n == axis else 1 for n in range(-len(patch), 0)])
+        box = [slice(None), *(slice((n - p) // 4, (n - p) // 4 + p)
+                              for n, p in zip(whole.shape[1:], patch, strict=True))]  # fmt: skip
+        made, total = np.zeros(whole.shape), np.zeros(whole.shape[1:])
+        for begin in begins:
+            box[axis] = slice(begin, begin + patch[axis])
+            made[*box] += weights * self._output(module, values[*box])
+            total[*box[1:]] += weights
+        # Across, the middle of the patches: further out their neighbours there count, too.
+        stride = [p - o for p, o in zip(patch, overlap, strict=True)]
+        cell = [slice(side.start + p // 2 - s // 4, side.start + p // 2 - s // 4 + -(-s // 2))
+                for side, p, s in zip(box[1:], patch, stride, strict=True)]  # fmt: skip
+        first = begins[len(begins) // 2] + overlap[axis] // 2 - stride[axis] // 2
+        cell[axis] = slice(first, first + stride[axis])
+        made = made[:, *cell] / total[*cell]
+        tile, part = _shown(self.later, made), _shown(self.later, whole[:, *cell])
+        return np.roll(tile, -(stride[axis] // 2), axis), np.roll(part, -(stride[axis] // 2), axis)
 
     def _between(
         self, tile: NDArray[Any], part: NDArray[Any], whole: NDArray[Any]
     ) -> NDArray[np.float64]:
         """The difference of two cores by distance. ``whole`` has the range of the output."""
-        if self.labels:
-            return by_distance((tile != part).mean(0))
-        return by_distance(np.abs(tile - part).mean(0) / (float(np.ptp(whole)) or 1.0))
+        scale = 1.0 if self.labels else float(np.ptp(whole)) or 1.0
+        apart = (tile != part if self.labels else np.abs(tile - part)).mean(0) / scale
+        if self.sliding is not None:
+            others = {*range(-apart.ndim, 0)} - {self._axis}
+            apart = apart.mean(tuple(others), keepdims=True)
+        return by_distance(apart)

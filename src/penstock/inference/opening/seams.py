@@ -33,7 +33,7 @@ from .heads import HeadFacts
 
 FIXED_PATCH, FIXED_OVERLAP = (64,), (10,)
 """Patch and overlap of a job in which no overlap makes tiling exact."""
-_EDITION = 2
+_EDITION = 3
 """Raised when `find_reach` finds other numbers."""
 _READ = TypeAdapter(Reach).validate_json
 _HERE: dict[str, Reach] = {}
@@ -64,8 +64,7 @@ class Tiled:
     exact: bool = False
     """True if no voxel of a core sees a cut."""
     measured: bool = False
-    """True if the difference at seams is to be measured: nobody named an overlap that is not exact
-    where another one is."""
+    """True if the difference at seams is to be measured, as tiling is not known to be exact."""
     step: tuple[int, ...] = ()
     """The number of which the network wants sides of patches to be multiples, for each axis; empty
     if that is not known."""
@@ -96,11 +95,12 @@ def tiled(
     axes = len(config.sides or ()) if len(config.sides or ()) > 1 else 0
     axes = axes or model.spatial_axes or (3 if has_z else 2)
     if config.seam_mode == "blend":
-        return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), "blended, so not exact")
+        config = _with(config, FIXED_PATCH, FIXED_OVERLAP)
+        return Tiled(config, "blended, so not exact", measured=True)
     named = config.sides is not None and config.overlap is not None
     reach = _shipped(model, axes) if named else reach_of(model, axes)
     if reach is None:
-        return Tiled(config, "")
+        return Tiled(config, "", measured=True)
     if reach.exact:
         cut = _exactly(config, reach, extent[3 - axes :])
     else:
@@ -132,7 +132,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...]) -> Tile
     config = _with(config, patch, least)
     if is_exact(reach, patch, _each(overlap, axes)):
         return Tiled(config, f"exact ({reach.line()})", exact=True)
-    return Tiled(config, f"not exact: --overlap {wanted} is")
+    return Tiled(config, f"not exact: --overlap {wanted} is", measured=True)
 
 
 def _with(config: InferConfig, patch: tuple[int, ...], overlap: tuple[int, ...]) -> InferConfig:

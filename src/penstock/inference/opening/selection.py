@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -303,10 +304,25 @@ def network_grid(
         raise UsageError(
             f"--output-voxel-size network: {source.name} has a CRS, which stays on its own grid"
         )
-    resampling = Resampling(source.domain[2:], Box.of((0, 0, 0), sides), config.resample_order)
-    made = in_words(sides)
+    nearest, made = None, in_words(sides)
     notes += [f"voxels of {_words(have)} become {_words(wanted)}, {made} of them, by {of}"]
+    if recipe and recipe.most_anisotropy and "resample_order" not in config.model_fields_set:
+        nearest = _coarse_axis(recipe.most_anisotropy, have, wanted)
+        if nearest is not None and shape[nearest] != sides[nearest]:
+            notes += [f"the nearest voxel is taken along {'zyx'[nearest]}, as {recipe.place} says"]
+    box = Box.of((0, 0, 0), sides)
+    resampling = Resampling(source.domain[2:], box, config.resample_order, nearest)
     return resampling, notes
+
+
+def _coarse_axis(most: float, *sizes: Sequence[float]) -> int | None:
+    """The one axis that has the longest side of a voxel, by the first of several sizes that is so
+    many times as long as the shortest side; None if there is none."""
+    for each in sizes:
+        sides = [size for size in each if not math.isnan(size)]
+        if max(sides) > most * min(sides):
+            return each.index(max(sides)) if sides.count(max(sides)) == 1 else None
+    return None
 
 
 def check_orientation(source: Source, recipe: Recipe | None) -> None:

@@ -32,6 +32,9 @@ _HOLES = (
     "voxels that are 0 in all channels do not count in the z-score and stay 0, also where others "
     "enclose them; nnU-Net counts those"
 )
+_ANISOTROPY = 3.0
+"""The ratio of the sides of a voxel beyond which nnU-Net resamples slices, and takes the nearest
+one."""
 _LEAST = 1e-8
 """The least deviation that nnU-Net divides by."""
 
@@ -194,6 +197,7 @@ def _recipe(
         refused=refused,
         spacing=zyx(configuration["spacing"][-len(axes) :], float("nan")),
         unit="millimeter",
+        most_anisotropy=_most_anisotropy(configuration.get("resampling_fn_data_kwargs") or {}),
         patch=patch,
         overlap=zyx([side // 2 for side in configuration["patch_size"]], 0),
         sliding=Sliding("gaussian", "narrowed", fill=0.0),
@@ -201,6 +205,12 @@ def _recipe(
         crops=True,
         notes=(_HOLES,) if any(how.jointly for how in each) else (),
     )
+
+
+def _most_anisotropy(said: Mapping[str, Any]) -> float | None:
+    """The ratio of the sides of a voxel beyond which the longest is resampled by itself."""
+    forced = said.get("force_separate_z")
+    return _ANISOTROPY if forced is None else 1.0 if forced else None
 
 
 def _normalisation(scheme: str, masked: bool, counted: Mapping[str, float]) -> Normalisation:
