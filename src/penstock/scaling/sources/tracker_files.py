@@ -330,7 +330,7 @@ class _Row:
         if len({time.tzinfo is None for time in times if time}) > 1:
             raise self._refuse("ended", "time in the zone of the start")
         return [
-            time and (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+            None if time is None else time.replace(tzinfo=time.tzinfo or UTC).timestamp()
             for time in times
         ]
 
