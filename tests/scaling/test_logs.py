@@ -120,6 +120,9 @@ def test_what_a_log_tells(tmp_path: Path, text: str, values: dict[str, object]) 
         ("Total GPUs: 4", 4),
         ("Batch size (per GPU): 8\nEffective batch size (b x n x 4 accumulated): 64", 2),
         ("  SLURM_NTASKS: Not set", 1),
+        ("Num processes: 4\nProcess index: 0", 4),
+        ("World size: 2", 2),
+        ("Number of tasks: 1\nWorld size: 4", 4),
     ],
 )
 def test_devices_by_what_tells_best(tmp_path: Path, lines: str, devices: int) -> None:
@@ -217,6 +220,24 @@ def test_a_total_is_read_with_its_unit(tmp_path: Path, total: str, seconds: floa
     assert run.seconds == seconds
 
 
+@pytest.mark.parametrize(
+    ("label", "total", "seconds"),
+    [
+        ("(minutes)", "6.5", 390),
+        ("[in hours]", "1,5", 5400),
+        ("(h:mm:ss)", "0:06:40", 400),
+        ("(min)", "400 s", 400),
+        ("(rank 0)", "400", 400),
+        ("(wall clock)", "400", 400),
+    ],
+)
+def test_a_unit_beside_the_name_of_a_time_counts(
+    tmp_path: Path, label: str, total: str, seconds: float
+) -> None:
+    (run,) = read_text(tmp_path, f"Job ID: 1\nTotal training time {label}: {total}\n")
+    assert run.seconds == seconds
+
+
 @pytest.mark.parametrize("total", ["09:15", "3 fortnights", "~362 s", "PT1H30M", "1:60:00"])
 def test_a_total_of_several_meanings_is_refused_with_its_line(tmp_path: Path, total: str) -> None:
     with pytest.raises(UsageError, match=f"slurm-77.out: Total training time: {total}: '{total}'"):
@@ -249,6 +270,15 @@ def test_an_epoch_0_after_a_total_begins_a_training(tmp_path: Path) -> None:
     total = "Total training time: {} seconds\n"
     text = f"Job ID: 5\nBatch size: 8\n{bars}{total.format(40)}{bars}{total.format(20)}"
     assert [(run.seconds, run.epochs) for run in read_text(tmp_path, text)] == [(40, 2), (20, 2)]
+
+
+def test_a_world_size_after_a_total_is_of_the_next_training(tmp_path: Path) -> None:
+    bar = "Epoch 1/1: 100%|██| 10/10 [00:01<00:00, 9it/s]\n"
+    texts = [
+        f"World size: {n}\n{bar}Total training time: {s} seconds\n" for n, s in ((1, 40), (4, 11))
+    ]
+    runs = read_text(tmp_path, "".join(texts))
+    assert [(run.devices, run.seconds) for run in runs] == [(1, 40), (4, 11)]
 
 
 def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path: Path) -> None:

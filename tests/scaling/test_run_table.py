@@ -123,6 +123,9 @@ def test_our_own_table_of_runs_is_read_back(tmp_path: Path) -> None:
         ("devices,seconds\n4,09:15\n", "row 1: seconds is '09:15', which is no time such as"),
         ("devices,seconds,State\n4,10,odd\n", r"row 1: state is 'odd', .* \(complete, crashed"),
         ("devices,seconds\n4,1,295\n", "row 1 has more fields than the table has columns"),
+        ("devices,seconds,seconds\n4,1,2\n", "has two columns of the name seconds"),
+        ("devices,start_time,end_time\n4,01/02/2026 10:00,x\n", "row 1: start_time is '01/02/2026"),
+        ("devices,start_time,end_time\n4,2026-01-01 10:00,2026-01-01T10:30Z\n", "row 1: end_time"),
     ],
 )  # fmt: skip
 def test_what_a_table_says_otherwise_is_refused(tmp_path: Path, text: str, sentence: str) -> None:

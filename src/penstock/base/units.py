@@ -51,7 +51,7 @@ _DAYS = rf"{_N} *d(?:ays?)?(?![a-z])"
 # A killed job may leave half of the word seconds.
 _SECONDS = r"s(?:e(?:cs?|co(?:n(?:ds?)?)?)?)?"
 _LENGTH = re.compile(
-    rf"(?:{_DAYS})?{_NEXT}(?:{_N} *h(?:(?:ou)?rs?)?(?![a-z]))?{_NEXT}"
+    rf"(?!,)(?:{_DAYS})?{_NEXT}(?:{_N} *h(?:(?:ou)?rs?)?(?![a-z]))?{_NEXT}"
     rf"(?:{_N} *m(?:in(?:ute)?s?)?(?![a-z]))?{_NEXT}"
     rf"(?:{_N} *{_SECONDS}(?![a-z]))?{_NEXT}(?:{_N} *m(?:illi)?s(?:econds?)?(?![a-z]))?"
 )
@@ -82,10 +82,15 @@ def parse_seconds(text: str | float) -> float:
     return seconds
 
 
-def leading_seconds(text: str) -> tuple[float, str]:
+def leading_seconds(text: str, beside: str = "") -> tuple[float, str]:
     """The time that a text begins with, in seconds, and the rest of the text.
 
-    A number without a unit is in seconds.
+    Args:
+        text: The text; a number without a unit is in seconds.
+        beside: The words beside its name, which may be a unit of such a number.
+
+    Returns:
+        The seconds, and the rest.
 
     Raises:
         ValueError: The text begins with no time, with a time of several meanings (``09:15``), or
@@ -94,6 +99,7 @@ def leading_seconds(text: str) -> tuple[float, str]:
     >>> leading_seconds("362,45 seconds (rank 0)")
     (362.45, ' (rank 0)')
     """
+    text = text.replace("(s)", "s")  # hour(s)
     lower = text.lower()
     for pattern in (_CLOCK, _OF_SLURM, _LENGTH, _BARE):
         said = pattern.match(lower)
@@ -102,16 +108,23 @@ def leading_seconds(text: str) -> tuple[float, str]:
         units: tuple[float, ...] = _UNITS
         rest = text[said.end() :]
         if pattern is _BARE:
-            units = _UNITS[3:]
+            units = (_seconds_of_one(beside),)
             if re.match(r" *[^\W\d_]", rest):
                 raise ValueError(f"{text!r} has a unit of time that is not known")
-        # 1 295, 1'295 and 1_295 may be thousands; 1 hour 30 and 2d-03:04:05 go on.
+        # 1 295, 1'295 and 1_295 may be thousands; 1 hour 30, 1h:30m and 2d-03:04:05 go on.
         whole = pattern is _LENGTH and any(said.groups()[3:])
-        if not whole and re.match(r"[\s'’_-]*\d", rest):
+        if not whole and re.match(r"[\s'’′_.:;&/٫-]*\d", rest):
             raise ValueError(f"{text!r} is no time, or one of several meanings")
         counts = zip(said.groups(), units, strict=False)  # not all patterns have all units
         return sum(_decimal(number) * unit for number, unit in counts if number), rest
     raise ValueError(f"{text!r} begins with no time such as 30s, 15min, 2h or 1:30:00")
+
+
+def _seconds_of_one(unit: str) -> float:
+    """The seconds of a unit such as "in hours"; 1 for other words."""
+    said = _LENGTH.fullmatch(f"1 {unit.strip().lower().removeprefix('in ')}")
+    counts = zip(said.groups() if said else (), _UNITS, strict=False)
+    return sum(count for number, count in counts if number) or 1.0
 
 
 def _decimal(number: str) -> float:

@@ -16,6 +16,22 @@ Status = Literal[
 ]
 """The end of a run; ``unknown`` if its source does not say."""
 
+_ENDS: tuple[tuple[str, Status], ...] = (
+    ("DUE TO PREEMPTION", "preempted"),
+    ("DUE TO JOB REQUEUE", "preempted"),  # SLURM requeues these as well
+    ("DUE TO NODE FAIL", "preempted"),
+    ("DUE TO TIME LIMIT", "timeout"),
+    (" CANCELLED AT ", "cancelled"),
+    ("penstock train: stopped by ", "stopped"),
+    ("Traceback (most recent call last)", "crashed"),
+    ("Segmentation fault", "crashed"),
+    ("oom-kill event", "crashed"),
+    ("oom_kill event", "crashed"),
+    ("Out Of Memory", "crashed"),
+    ("xited with exit code", "crashed"),
+)
+"""Signs of a bad end. The first that fits counts, as a cancelled job also prints tracebacks."""
+
 WAIT = "communication"
 """The phase of waiting for the sum over ranks."""
 
@@ -223,3 +239,8 @@ def plain(value: object) -> str:
             number = kind(text)
             return str(int(number)) if number == number // 1 else repr(number)
     return text
+
+
+def end_in(line: str) -> Status | None:
+    """The bad end that a line reports; None if it reports none."""
+    return next((status for sign, status in _ENDS if sign in line), None)

@@ -76,7 +76,8 @@ def described(
     multiscale = image_of(attributes, series, where)
     datasets = multiscale["datasets"]
     if not 0 <= level < len(datasets):
-        raise UsageError(f"{where}: level {level} does not exist; 0 to {len(datasets) - 1} do")
+        which = f"0 to {len(datasets) - 1} do" if datasets else "it has none"
+        raise UsageError(f"{where}: level {level} does not exist; {which}")
     if "coordinateSystems" in multiscale:
         raise UsageError(f"{where}: has coordinate systems, as OME-Zarr 0.6; 0.1 to 0.5 are read")
     # Axes were texts in 0.3 and not written down before that.

@@ -14,7 +14,7 @@ from email.utils import mktime_tz, parsedate_tz
 
 from ...base import leading_seconds
 from ...instruments import PHASES
-from ..runs import COMPARED, Status
+from ..runs import COMPARED, Status, end_in
 
 MOST_RANKS = 100_000
 """The maximum number of training times of ranks that are kept; then the last keeps the slowest."""
@@ -28,6 +28,10 @@ _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
 _NO_TIME = re.compile(r"[-+]\.?\d|nan|inf")
+_TIMED = re.compile(
+    r"\s*(total training time|time per epoch)\s*[(\[]([^()\[\]]*)[)\]]\s*:(.*)", re.IGNORECASE
+)
+"""A time with a unit, or a rank, beside its name."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
@@ -53,24 +57,11 @@ _DATE = re.compile(
 """A date as `date` and nvidia-smi print it."""
 _SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
 _SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
-_ENDS: tuple[tuple[str, Status], ...] = (
-    ("DUE TO PREEMPTION", "preempted"),
-    ("DUE TO JOB REQUEUE", "preempted"),  # SLURM requeues these as well
-    ("DUE TO NODE FAIL", "preempted"),
-    ("DUE TO TIME LIMIT", "timeout"),
-    (" CANCELLED AT ", "cancelled"),
-    ("penstock train: stopped by ", "stopped"),
-    ("Traceback (most recent call last)", "crashed"),
-    ("Segmentation fault", "crashed"),
-    ("oom-kill event", "crashed"),
-    ("oom_kill event", "crashed"),
-    ("Out Of Memory", "crashed"),
-    ("xited with exit code", "crashed"),
-)
-"""Signs of a bad end. The first that fits counts, as a cancelled job also prints tracebacks."""
 _OF_A_TRAINING = frozenset({
     "max epochs", "effective batch size", "batch size", "batch size per gpu",
 })  # fmt: skip
+_PROCESSES = frozenset({"world size", "world_size", "num processes", "number of processes"})
+"""Names of the number of processes, as trainings and Accelerate print it."""
 _OF_THE_JOB = frozenset({
     "job id", "slurm_job_id", "job name", "slurm_job_name", "number of nodes", "slurm_nnodes",
     "number of tasks", "slurm_ntasks", "total gpus", "number of gpus", "gpu 0", "cuda available",
@@ -79,7 +70,7 @@ _OF_THE_JOB = frozenset({
 """Fields that hold for all attempts of a job."""
 _ASKED = _OF_A_TRAINING | _OF_THE_JOB | {
     "output directory", "workload", "max steps", "epochs done", "samples per epoch",
-    "number of samples", "steps per epoch", "accumulated", "world_size", "restarts",
+    "number of samples", "steps per epoch", "accumulated", "restarts",
     "slurm_restart_count",
 }  # fmt: skip
 """Fields of a `TrainingRun`, beside the settings that runs are compared by."""
@@ -124,7 +115,7 @@ class Attempt:
     restored_epoch: int | None = None
     """The epoch after that of the checkpoint."""
     later: dict[str, str] = field(default_factory=dict)
-    """Devices that Lightning named after the end, where another training or a test may begin."""
+    """Devices that were named after the end, where another training or a test may begin."""
     same_start: bool = False
     """True if no header of a job came before it, as after a requeue."""
 
@@ -231,16 +222,11 @@ class Attempt:
                 kept[ended] = score
 
     def take_device(self, name: str, text: str) -> None:
-        """Note a device, or the number of processes, as Lightning tells it."""
-        if self.finished:
+        """Note a device, or the number of processes, as a training itself tells it."""
+        if self.finished or self.totals:
             self.later[name] = text
         else:
             self.fields.setdefault(name, text)
-
-
-def end_in(line: str) -> Status | None:
-    """The bad end that a line reports; None if it reports none."""
-    return next((status for sign, status in _ENDS if sign in line), None)
 
 
 def without_commas(text: str) -> str:
@@ -290,6 +276,10 @@ def _take_date(attempt: Attempt, date: re.Match[str]) -> None:
 def _take_fields(attempt: Attempt, line: re.Match[str]) -> bool:
     kept = False
     for piece in _FIELDS.split(line.string):
+        if timed := _TIMED.match(piece):
+            _take_time(attempt, timed[1].lower(), timed[3].strip(), timed[2])
+            kept = True
+            continue
         name, colon, value = piece.partition(":")
         if accumulated := colon and _ACCUMULATED.search(name):
             attempt.fields.setdefault("accumulated", accumulated[1])
@@ -301,12 +291,9 @@ def _take_fields(attempt: Attempt, line: re.Match[str]) -> bool:
 
 def _take_field(attempt: Attempt, name: str, value: str) -> bool:
     if name in _TIMES:
-        # What is below 0 or not finite is refused with its run.
-        seconds = _number(value) if _NO_TIME.match(value) else None
-        if seconds is None and COUNT.search(value):
-            seconds = leading_seconds(value)[0]
-        if seconds is not None:
-            _TIMES[name](attempt, seconds)
+        _take_time(attempt, name, value)
+    elif name in _PROCESSES:
+        attempt.take_device("world_size", value)
     elif name in _BEST:
         number = _number(value)
         if number is not None and math.isfinite(number):
@@ -321,6 +308,15 @@ def _take_field(attempt: Attempt, name: str, value: str) -> bool:
     else:  # a line that differs only in its digits may have a kept field
         return name.replace(" ", "_").translate(AS_ZERO) in _ALIKE
     return True
+
+
+def _take_time(attempt: Attempt, name: str, value: str, beside: str = "") -> None:
+    # What is below 0 or not finite is refused with its run.
+    seconds = _number(value) if _NO_TIME.match(value) else None
+    if seconds is None and COUNT.search(value):
+        seconds = leading_seconds(value, beside)[0]
+    if seconds is not None:
+        _TIMES[name](attempt, seconds)
 
 
 def _take_total(attempt: Attempt, seconds: float) -> None:

@@ -11,7 +11,7 @@
 A file, compressed (``.gz``) or not, is read once, in little memory; a carriage return also ends a
 line. Lines that differ only in their digits are read by position; see `digit_places`. Under srun
 every rank prints: the slowest counts, and all are kept. If two ranks print at the same time, one
-line may have the words of both. ``WORLD_SIZE`` is 1 under srun, so tasks and batches count first. A
+line may have the words of both. ``WORLD_SIZE`` is 1 under srun, so batches count first. A
 job that failed gives a run with its output until then, and with how it ended.
 """
 
@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...base import UsageError, system_errors
-from ..runs import A_GPU, Rank, Status, TrainingRun, settings_of
-from .attempt import COUNT, FINISHED, Attempt, end_in, without_commas
+from ..runs import A_GPU, Rank, Status, TrainingRun, end_in, settings_of
+from .attempt import COUNT, FINISHED, Attempt, without_commas
 from .digit_places import Shapes
 
 _CHUNK = 1 << 20
@@ -282,8 +282,6 @@ def _devices(attempt: Attempt) -> int:
     each = (batch or 0) * (attempt.count("accumulated") or 1)
     if each and global_batch and global_batch % each == 0:
         return global_batch // each
-    return (
-        attempt.count("slurm_ntasks", "number of tasks")
-        or attempt.count("total gpus", "world_size", "number of gpus")
-        or 1
-    )
+    tasks = attempt.count("slurm_ntasks", "number of tasks")
+    world = attempt.count("world_size") or 1  # under srun 1, and torchrun is one task of many
+    return max(tasks or attempt.count("total gpus", "number of gpus") or 1, world)

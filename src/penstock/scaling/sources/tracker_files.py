@@ -24,7 +24,7 @@ import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
@@ -295,7 +295,7 @@ class _Row:
         parameters |= {NAMES_OF_TRACKERS[kind][0]: text for kind, text in self._counts()}
         column, began, ended = self.columns["seconds"], None, None
         if column is None:
-            began, ended = _time(self._of("began")), _time(self._of("ended"))
+            began, ended = self._span()
         elif (text := self._of("seconds")) is not None:
             parameters[times[0]] = self._seconds(text)
         if column is None or column in _WALL:
@@ -318,6 +318,22 @@ class _Row:
                 raise self._refuse(kind, "whole number above 0")
             yield kind, text
 
+    def _span(self) -> list[float | None]:
+        """The Unix times of its start and its end, each None if it is not there."""
+        times: list[datetime | None] = []
+        for kind in ("began", "ended"):
+            text = self._of(kind)
+            try:
+                times.append(None if text is None else datetime.fromisoformat(text))
+            except ValueError:
+                raise self._refuse(kind, "time such as 2026-01-31T12:00:00Z") from None
+        if len({time.tzinfo is None for time in times if time}) > 1:
+            raise self._refuse("ended", "time in the zone of the start")
+        return [
+            None if time is None else time.replace(tzinfo=time.tzinfo or UTC).timestamp()
+            for time in times
+        ]
+
     def _seconds(self, text: str) -> str:
         try:
             return repr(parse_seconds(text))
@@ -335,11 +351,3 @@ class _Row:
         if word.lower() not in _STATUS:
             raise self._refuse("status", f"status ({', '.join(_STATUS)})")
         return _STATUS[word.lower()]
-
-
-def _time(text: str | None) -> float | None:
-    """Unix time; None if there is none, or if it is written in another way."""
-    try:
-        return None if text is None else datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None

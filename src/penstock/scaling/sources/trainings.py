@@ -6,6 +6,7 @@ import contextlib
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,13 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             mark = max(",;\t", key=file.readline().count)
             file.seek(0)
-            return list(csv.DictReader(file, delimiter=mark, skipinitialspace=True))
+            table = csv.DictReader(file, delimiter=mark, skipinitialspace=True)
+            rows, columns = list(table), Counter(table.fieldnames)
     except (OSError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV: {error}") from error
+    if twice := [name for name, count in columns.items() if count > 1 and name]:
+        raise UsageError(f"{path} has two columns of the name {twice[0]}")
+    return rows
 
 
 def runs_of_ledger(path: Path) -> Iterator[TrainingRun]:
