@@ -248,15 +248,6 @@ def test_the_score_does_not_know_the_order_of_rows(seed: int, strict: bool) -> N
     assert score_xview3(*mixed, rules, lambda scene: LINE).as_dict() == pytest.approx(one)
 
 
-def test_the_best_threshold_leaves_the_strays() -> None:
-    labels = some_labels()
-    right = as_predictions(labels)
-    strays = Objects.of("a", [[300, 300], [400, 300]], score=[0.3, 0.59])
-    threshold, f1 = best_threshold(Objects.join([strays, right]), labels)
-    assert (threshold, f1) == (0.6, 1.0)
-    assert best_threshold(Objects.of([], []), labels) == (0.0, 0.0)
-
-
 def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:
     """Of 64 quantiles of these scores the strongest leaves 1 detection, and the next 128."""
     rng = np.random.default_rng(0)

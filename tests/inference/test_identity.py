@@ -137,23 +137,6 @@ def test_a_buffer_that_is_not_saved_and_a_hook_count() -> None:
     assert len({identity.attributes(Holds()), hooked(0), hooked(1)}) == 3
 
 
-def test_a_changed_attribute_is_not_resumed(tmp_path: Path) -> None:
-    class Scaled(nn.Module):
-        def __init__(self, gain: float) -> None:
-            super().__init__()
-            self.gain, self.calls = gain, 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return x * self.gain
-
-    out = tmp_path / "out.zarr"
-    infer(out, Scaled(1.0))
-    with pytest.raises(UsageError, match="had attributes"):
-        infer(out, Scaled(2.0), resume=True)
-    assert infer(out, Scaled(1.0), resume=True).blocks_written == 0
-
-
 def test_a_set_counts_and_where_its_objects_lie_in_memory_does_not() -> None:
     names = [identity.attributes(Holds(held={"a", name})) for name in ("b", "b", "c")]
     assert names[0] == names[1] != names[2]

@@ -32,7 +32,6 @@ VOLUME = np.random.default_rng(0).integers(0, 4000, (2, 3, 2, 270, 40), "uint16"
 """t c z y x"""
 SCENE = np.random.default_rng(1).integers(0, 4000, (3, 700, 90), "uint16")
 NODATA = 7
-STEPS = ("--prepare --workers 2", "--part 1/2", "--part 2/2", "--finish")
 BLOCKS = "--block 8 160 24".split()
 """Of several planes, and of no whole tiles."""
 
@@ -92,24 +91,6 @@ def test_ome_tiff() -> None:
     assert back.scale == (2.5, 1.0, 2.0, 0.5, 0.4) and back.units[4] == "micrometer"
     assert [each["label"] for each in back.omero] == ["dapi", "gfp", "red"]
     assert main(["verify", "out.ome.tif"]) == 0
-
-
-@pytest.mark.slow
-def test_a_tif_of_a_volume_is_an_ome_tiff(capsys: pytest.CaptureFixture[str]) -> None:
-    labels = (VOLUME // 1000).astype("uint8")
-    words = "--levels 3 --t 1 --c 0 2 --head-kind labels --out-dtype uint8".split()
-    assert convert(image(volume=labels), "out.tiff", *words) == 0
-    assert "an OME-TIFF does not hold the position" in capsys.readouterr().out
-    with tifffile.TiffFile("out.tiff") as file:
-        (series,) = file.series
-        right = labels[1, [0, 2]]
-        for level in series.levels:
-            assert (level.asarray() == right).all()
-            right = reduced(right, (1, 1, 2, 2), "mode")
-        assert len(series.levels) == 3
-    assert convert("in.zarr", "one.tif", "--levels", "none") == 0
-    with tifffile.TiffFile("one.tif") as file:
-        assert len(file.series[0].levels) == 1
 
 
 @pytest.mark.parametrize("out", ["out.tif", "out.nii.gz", "out.zarr"])
