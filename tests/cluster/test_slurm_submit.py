@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from penstock.base.config.cluster import SlurmConfig
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.cluster import batch_script, presets, slurm_states
+from penstock.cluster import batch_script, presets
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.slurm_states import PART, job_statuses, table_of
 from penstock.cluster.slurm_steps import Command
@@ -371,21 +371,6 @@ def told(job: str, state: str, reason: str = "None") -> str:
     array, _, element = job.partition("_")
     of_array = f"ArrayJobId={array} ArrayTaskId={element.strip('[]')} " if element else ""
     return f"JobId={array} {of_array}JobState={state} Reason={reason} Dependency=(null)\n"
-
-
-def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
-    spoken: Callable[..., None],
-) -> None:
-    """It forgets an element some minutes after its end, while others still run or wait."""
-    accounts = (
-        "5_0|COMPLETED|0:0|n1\n5_1|FAILED|1:0|n1\n5_[4-5%2]|PENDING|0:0|\n5_2|RUNNING|0:0|n1\n"
-    )
-    shown = told("5_2", "RUNNING") + told("5_[4-5%2]", "PENDING", "JobArrayTaskLimit")
-    spoken(scontrol=(0, shown), sacct=(0, accounts))
-    rows = slurm_states.job_states(["5"])["5"]
-    assert [(row.id, row.state) for row in rows] == [
-        ("5_2", "RUNNING"), ("5_[4-5%2]", "PENDING"), ("5_0", "COMPLETED"), ("5_1", "FAILED"),
-    ]  # fmt: skip
 
 
 def submitted(**changes: Any) -> slurm.SlurmJob:

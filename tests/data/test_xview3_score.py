@@ -66,25 +66,6 @@ def test_the_command_writes_the_official_keys(
     assert "aggregate         0.5973" in capsys.readouterr().out
 
 
-@needs_oracle
-@pytest.mark.parametrize("drop_low_detect", [False, True])
-def test_what_is_not_a_quirk_is_scored_alike(drop_low_detect: bool) -> None:
-    """On the oracle only the shore differs: there, scenes that have one side only are skipped."""
-    predicted = read_predictions(ORACLE / "pred.csv")
-    labels = Objects.join(read_labels(ORACLE / "gt.csv").values())
-    both = [
-        score_xview3(
-            predicted,
-            labels,
-            XView3Rules(strict_official=strict, costly_dist=True, drop_low_detect=drop_low_detect),
-            oracle_shore,
-        ).as_dict()
-        for strict in (True, False)
-    ]
-    for key in ("loc_fscore", "vessel_fscore", "fishing_fscore", "length_acc"):
-        assert both[0][key] == pytest.approx(both[1][key], abs=1e-12), key
-
-
 LINE = [np.array([[0.0, column] for column in range(0, 1000, 10)])]
 """A shoreline along row 0."""
 

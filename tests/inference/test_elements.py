@@ -220,11 +220,6 @@ def test_a_line_says_what_was_noted_and_a_torn_one_nothing(
         assert read_lines([line[:end] + b"?\n"]) == {}  # as a resume ends it
 
 
-def test_half_a_check_is_not_believed() -> None:
-    for torn in ("0123456789abcde", f"{CHECKS[0]}0", f"{CHECKS[0]} f0"):
-        assert read_lines([f"0 0 0 0 {torn}\n".encode()]) == {}
-
-
 def test_a_log_names_what_was_written_and_lost() -> None:
     lines = [
         line_of((0, 0, 0, 0)), line_of(BLOCK, CHECKS),

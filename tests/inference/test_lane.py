@@ -161,21 +161,6 @@ def test_a_net_is_compiled_for_one_shape_or_for_any(
     torch._dynamo.reset()
 
 
-def test_lanes_on_the_cpu_share_the_weights_of_the_job() -> None:
-    given_net = nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.Conv3d(8, 2, 1))
-    strides = [tensor.stride() for tensor in given_net.parameters()]
-    begun = started(np.zeros((2, 8, 8, 8), "float32"), given_net, batch=2)
-    lanes = [lane_of(begun) for _ in range(2)]
-    laid_out = begun.job.net.model.module
-    for one in lanes:
-        assert one.forward.module is laid_out
-    assert [tensor.stride() for tensor in given_net.parameters()] == strides, (
-        "the caller's is the same"
-    )
-    assert laid_out[0].weight.stride()[1] == 1  # type: ignore[index,union-attr,operator]
-    assert laid_out[1].weight is given_net[1].weight  # type: ignore[index,union-attr]
-
-
 class Views(nn.Module):
     """Takes each channel of its first layer for a sample, by a view."""
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.config.infer import InferConfig
 from penstock.base.errors import StageError, StoreAway, UsageError
 from penstock.base.threads import Flow
 from penstock.data.stores import transient
@@ -294,41 +293,4 @@ def test_the_time_of_a_store_begins_anew_with_each_success_and_is_its_own(
     elsewhere = lambda: patient.run(Flow(), "out", "write", lambda: None)  # noqa: E731
     with pytest.raises(StoreAway, match=r"this went on for 10\.0 s and 10 attempts"):
         tries_of("-" * 40, during=elsewhere)
-    assert patient.failing_s == 0
-
-
-class OnPaper(Flow):
-    """A flow whose waits move a clock, and take no time."""
-
-    now = 0.0
-
-    def pause(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.mark.parametrize("minutes", [1, 10, 14, 16, 60])
-def test_a_store_that_vanishes_is_waited_for_as_long_as_by_default_and_no_longer(
-    minutes: int,
-) -> None:
-    """A wait is of half a minute at most: so soon the end of an absence is seen."""
-    limit = InferConfig.model_fields["retry_for"].default
-    assert limit == 15 * 60
-    flow, away, tries = OnPaper(), minutes * 60.0, [0]
-    patient = retries.Retries(limit, None, lambda: flow.now, lambda: None)
-
-    def work() -> str:
-        tries[0] += 1
-        if flow.now < away:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-        return "written"
-
-    if minutes < 15:
-        assert patient.run(flow, "out", "write", work) == "written"
-        assert away <= flow.now <= away + retries.LONGEST_S
-        assert patient.count == tries[0] - 1 >= away / retries.LONGEST_S
-        assert patient.seconds == pytest.approx(flow.now)
-    else:
-        with pytest.raises(StoreAway, match=r"this went on for 15 min 0 s and \d+ attempts"):
-            patient.run(flow, "out", "write", work)
-        assert flow.now == pytest.approx(limit)
     assert patient.failing_s == 0

@@ -108,27 +108,6 @@ def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (shaken == calm).all()
 
 
-@pytest.mark.parametrize(
-    ("seam", "shape"),
-    mainly(paired(["trim", "blend"], [(18, 20, 25), (3, 20, 34), (1, 1, 1)]), 1, 2),
-)
-def test_tiled_equals_untiled_where_the_context_covers_the_net(
-    shape: tuple[int, ...], seam: str
-) -> None:
-    """The net sees 2 voxels around it. Trimmed by 4 a tile cannot matter; blended only where the
-    rims of patches, which see zeros of the net's own padding, are given no weight to speak of."""
-    volume = np.random.default_rng(4).normal(size=shape).astype("float32")
-    net = nn.Sequential(nn.Conv3d(1, 1, 3, padding=1, bias=False)) if seam == "blend" else conv()
-    tiled = run(
-        volume, net, normalize="none", patch=16, overlap=8, seam_mode=seam, min_blend_weight=1e-6
-    )
-    padded = np.pad(volume, 8, mode="reflect")
-    with torch.inference_mode():
-        whole = net(torch.from_numpy(padded)[None, None])[0, 0, 8:-8, 8:-8, 8:-8].numpy()
-    tolerance = 1e-5 if seam == "trim" else 0.1
-    np.testing.assert_allclose(tiled, whole, atol=tolerance)
-
-
 def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None:
     seen: list[penstock.Progress] = []
     summary = infer.run_job(job(tmp_path), seen.append)
@@ -225,14 +204,6 @@ def test_a_halo_is_as_wide_around_every_block() -> None:
     np.testing.assert_allclose(out[6:8, 0, 0], [1, 0.5])
     assert (out[8:16] == 0).all()
     np.testing.assert_allclose(out[16:18, 0, 0], [1, 0.5])
-
-
-@pytest.mark.parametrize("dtype", mainly(["float64", "uint32", "bool", "uint8"], 0, 3))
-def test_blended_sums_of_every_dtype_fit_their_buffers(dtype: str) -> None:
-    data = np.ones((6, 6, 6), dtype)
-    out = run(data, patch=4, overlap=2, seam_mode="blend", normalize="none")
-    assert out.dtype == dtype
-    np.testing.assert_allclose(out.astype("float64"), data, atol=1e-6)
 
 
 def test_a_least_range_is_what_narrower_ones_are_divided_by() -> None:

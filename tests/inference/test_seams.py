@@ -25,10 +25,6 @@ from tests.networks import LOCAL, conv, seeded
 from .kit import opened
 
 SMALL = ((25, 30, 21), (32, 32, 32), (17, 35, 45))
-SHAPES = ((50, 60, 41), (210, 40, 33), (28, 36, 230))
-"""The default patch cuts the last two along one axis at least; those that are named cut all."""
-PLANES = ((3, 300, 41), (2, 1100, 60), (2, 40, 1200))
-"""The same for networks of two axes."""
 
 
 def _untiled(net: nn.Module, volume: NDArray[Any], reach: Reach) -> NDArray[Any]:
@@ -88,13 +84,6 @@ def test_tiles_equal_the_whole(name: str) -> None:
 def test_tiles_of_all_networks_equal_the_whole(name: str) -> None:
     for tiling, shape in enumerate(SMALL, 1):
         _check_exact(name, shape, tiling)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("name", LOCAL)
-def test_four_tilings_of_three_volumes_equal_the_whole(name: str, number: int) -> None:
-    _check_exact(name, (PLANES if name == "2-D" else SHAPES)[number], 2, 4, 6)
 
 
 def _far() -> nn.Module:
