@@ -23,7 +23,6 @@ from penstock.data.stores.raster_tiles import RasterTiles, write_cog
 
 from ..later import imported_later
 from ..parameters import mainly
-from ..preloaded import forked_workers
 from .kit import Array, values
 
 pytest.importorskip("tensorstore")
@@ -382,18 +381,6 @@ def test_a_file_of_nobody_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]
     assert "out.ome.tif is one file, in which no block" in capsys.readouterr().err
     assert Path("out.ome.tif").read_text() == "mine"
     assert not Path("out.ome.tif.penstock").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_workers_of_a_cluster_make_it_at_the_end() -> None:
-    pytest.importorskip("distributed")
-    rasterio = scene()
-    with forked_workers():
-        assert convert("in.tif", "out.tif", "--block", "512", "--cluster", "local:2") == 0
-    with rasterio.open("out.tif") as made:
-        assert (made.read() == SCENE).all() and made.crs == "EPSG:32631"
-    assert main(["verify", "out.tif"]) == 0
 
 
 def test_the_plan_counts_the_scratch(capsys: pytest.CaptureFixture[str]) -> None:
