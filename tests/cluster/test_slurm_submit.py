@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from penstock.base.config.cluster import SlurmConfig
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.cluster import batch_script, presets, slurm_states
+from penstock.cluster import batch_script, presets
 from penstock.cluster import slurm_jobs as slurm
-from penstock.cluster.slurm_states import PART, job_statuses, table_of
+from penstock.cluster.slurm_states import PART, job_states, job_statuses, table_of
 from penstock.cluster.slurm_steps import Command
 
 from .test_slurm_jobs import HOSTILE, config_of, directives, recorder, spoken
@@ -370,7 +370,7 @@ def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
     )
     waiting = [told(f"5_{n}", "PENDING", "JobArrayTaskLimit") for n in (4, 5)]
     spoken(squeue=(0, "".join([told("5_2", "RUNNING"), *waiting])), sacct=(0, accounts))
-    rows = slurm_states.job_states(["5"])["5"]
+    rows = job_states(["5"])["5"]
     assert [(row.id, row.state) for row in rows] == [
         ("5_2", "RUNNING"), ("5_4", "PENDING"), ("5_5", "PENDING"), ("5_0", "COMPLETED"),
         ("5_1", "FAILED"),
@@ -378,7 +378,7 @@ def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
     # What was cancelled while it waited has no row of its own, and in the accounts they share one.
     cancelled = "5_[2-5%2]|CANCELLED by 0|0:0|\n"
     spoken(squeue=(0, told("5", "CANCELLED") + told("5_1", "FAILED")), sacct=(0, cancelled))
-    rows = slurm_states.job_states(["5"])["5"]
+    rows = job_states(["5"])["5"]
     assert [row.id for row in rows] == ["5", "5_1", "5_2", "5_3", "5_4", "5_5"]
     assert [line.split()[0] for line in table_of(job_statuses(["5"]))] == ["job", "5", "5_1"]
 

@@ -130,29 +130,6 @@ def test_an_attribute_without_a_meaning_is_refused(attributes: Any, why: str) ->
         packing_of(attributes, np.dtype("int16"), "here")
 
 
-@pytest.mark.slow
-def test_a_job_computes_values_and_keeps_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    values = np.linspace(270, 290, 16**3, dtype="float32").reshape(16, 16, 16)
-    values[3, 4, 5] = np.nan
-    encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
-    place = packed(Path("a.zarr"), values, 3, **encoding)
-    knobs = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu", "normalize": "global"}
-    (note,) = penstock.plan_inference(place, "out.zarr", **knobs).facts.notes
-    assert note.startswith(
-        "the input's attributes say value = 0.01 * stored + 280, NaN where stored is -32768; --raw"
-    )
-    penstock.run_inference(place, "out.zarr", **knobs)
-    penstock.run_inference(place, "raw.zarr", raw=True, **knobs)
-    seen, raw = values_of(Path("out.zarr")), values_of(Path("raw.zarr"))
-    assert seen.dtype == np.float32 and raw.dtype == np.int16
-    assert np.isnan(seen[3, 4, 5]) and np.isnan(seen).sum() == 1
-    np.testing.assert_allclose(seen, values, atol=0.006)  # half of a step, and float32
-    assert raw[0, 0, 0] == -1000
-
-
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_a_loader_refuses_what_it_would_not_decode(zarr_format: int, tmp_path: Path) -> None:
     values = np.linspace(270, 290, 60, dtype="float32").reshape(3, 4, 5)

@@ -20,19 +20,6 @@ from ..geometries import geometries
 sizes = st.integers(1, 40)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "common"),
-    [
-        (Box((0,), (4,)), Box((2,), (9,)), Box((2,), (4,))),  # overlap
-        (Box((0,), (4,)), Box((4,), (9,)), Box((4,), (4,))),  # they touch
-        (Box((0,), (4,)), Box((7,), (9,)), Box((4,), (4,))),  # apart
-        (Box((-3,), (4,)), Box((-5,), (-1,)), Box((-3,), (-1,))),  # negative coordinates
-    ],
-)
-def test_common_part(a: Box, b: Box, common: Box) -> None:
-    assert a & b == common
-
-
 def test_a_box_that_ends_before_it_starts_is_refused() -> None:
     with pytest.raises(ValueError, match="past stop"):
         Box((3,), (2,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import random
@@ -19,12 +18,11 @@ from penstock.data.box import Box
 from penstock.data.stores import kvstore as stores_kvstore
 from penstock.data.stores import omezarr, tensorstore_open
 from penstock.data.stores import tensorstore as stores
-from penstock.data.stores.kvstore import kvstore_of, local_path, open_kvstore
+from penstock.data.stores.kvstore import local_path, open_kvstore
 from penstock.data.stores.open import open_source
 
 from .kit import (
     DATA,
-    DOMAIN,
     SINKS,
     open_out,
     out_spec,
@@ -177,29 +175,6 @@ class TestKilledWhileItIsMade:
             assert made == tree(sink.local_path)  # of the old one nothing is left, nor a mark
             np.testing.assert_array_equal(open_source(spec).read(DOMAIN_OF_FEW), FEW)
         assert steps > (2 if before else 0)
-
-    @pytest.mark.slow
-    def test_on_s3_too(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-        url, options = "s3://test-bucket/a.zarr", {"chunks": (10, 13, 17)}
-        for way, steps in (("resume", 2), ("overwrite", 5), ("resume", 9)):
-            old = open_out(url, dtype="f4", overwrite=True, **options)
-            old.create()
-            old.write(DOMAIN, DATA.astype("f4"))
-            life = Mortal(steps, random.Random(steps))
-            with monkeypatch.context() as patch:
-                patch.setattr(stores_kvstore, "ts", life)
-                patch.setattr(stores, "ts", life)
-                open_keys_by(patch, life.open_kvstore)
-                sink = open_out(url, overwrite=True, chunks=(5, 13, 17))
-                with contextlib.suppress(Killed):
-                    sink.create()
-            again = open_out(url, **{way: True}, chunks=(5, 13, 17))
-            again.create()
-            again.write(DOMAIN, DATA)
-            np.testing.assert_array_equal(open_source(url).read(DOMAIN), DATA)
-            keys = open_kvstore(kvstore_of(url), url).list().result()
-            assert {key for key in keys if b"/" not in key} == {b"zarr.json"}
 
     def test_what_is_half_deleted_is_still_not_taken_without_a_word(self, tmp_path: Path) -> None:
         for spec in (tmp_path / "a.zarr", out_spec({"driver": "file", "path": str(tmp_path)})):

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data.scenes.chips import Chips
 from penstock.data.scenes.labels import read_labels
@@ -56,30 +55,6 @@ def test_results_do_not_depend_on_workers(data: Path, chipped: Path, tmp_path: P
     assert contents(tmp_path) == contents(chipped)
 
 
-@pytest.mark.slow
-def test_a_scene_without_a_manifest_is_done_again_and_the_others_are_not(
-    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As a killed run leaves it: chips half written, no manifest, no index."""
-    shutil.copytree(chipped, tmp_path / "c")
-    train = tmp_path / "c" / "train"
-    first, second = sorted(path for path in train.iterdir() if path.is_dir())
-    (train / "index.json").unlink()
-    (first / "manifest.json").unlink()
-    shard = next(path for path in first.rglob("c/**/*") if path.is_file())
-    shard.write_bytes(b"half a shard")
-    with pytest.raises(UsageError, match="was not finished; run penstock preprocess again"):
-        Chips(train)
-    kept = (second / "manifest.json").stat().st_mtime_ns
-    assert main(words_of(data, tmp_path / "c", "--overlap", str(OVERLAP))) == 0
-    assert "1 scenes were done before" in capsys.readouterr().out
-    assert (second / "manifest.json").stat().st_mtime_ns == kept
-    assert shard.read_bytes() == (chipped / "train" / shard.relative_to(train)).read_bytes()
-    np.testing.assert_array_equal(
-        Chips(train).read(0).image, Chips(chipped / "train").read(0).image
-    )
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {name: what for name, (_, what) in everything(folder).items()}
 
@@ -95,19 +70,6 @@ def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_p
     run.join()
     assert main(words) == 0
     assert contents(out) == contents(chipped)
-
-
-@pytest.mark.slow
-def test_chips_of_other_settings_are_not_taken_for_these(
-    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(chipped, tmp_path / "c")
-    words = words_of(data, tmp_path / "c", "--overlap", str(OVERLAP), "--channels", "vh")
-    assert main(words) == 2
-    err = capsys.readouterr().err
-    assert "was made with other channels; use --overwrite-preproc to replace it" in err
-    assert main([*words, "--overwrite_preproc"]) == 0
-    assert Chips(tmp_path / "c" / "train").channels == ("vh",)
 
 
 @pytest.mark.slow

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import threading
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import pytest
 
 from penstock.base import UsageError
@@ -37,61 +34,6 @@ def everything(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def cutters() -> Iterator[psutil.Process]:
-    """The workers that cut a scene now: those that have its rasters open."""
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if any(file.path.endswith("_dB.tif") for file in process.open_files()):
-                yield process
-        except psutil.Error:
-            continue
-
-
-class Killer(threading.Thread):
-    """Kills a worker while it cuts a scene into this folder."""
-
-    def __init__(self, out: Path) -> None:
-        super().__init__()
-        self.out, self.killed, self.ended = out, 0, threading.Event()
-
-    def run(self) -> None:
-        while not self.killed and not self.ended.wait(0.002):
-            drafts = self.out.glob("*/.penstock-*")  # looked for first: processes take longer
-            for worker in cutters() if any(drafts) else ():
-                worker.kill()
-                self.killed += 1
-                break
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.join()
-
-    def __enter__(self) -> Killer:
-        self.start()
-        return self
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_changes_no_byte(
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = Path(os.path.relpath(data))
-    more = ("--overlap", str(OVERLAP))
-    assert main(words_of(data, Path("alone"), *more)) == 0
-    alone = capsys.readouterr().out
-    with forked_workers(), Killer(tmp_path / "out") as killer:
-        assert main(words_of(data, Path("out"), *more, "--cluster", "local:1")) == 0
-    assert killer.killed == 1
-    assert everything(tmp_path / "out") == everything(tmp_path / "alone")
-    words = capsys.readouterr().out.replace("out/", "alone/").split(", in")
-    assert words[0] == alone.split(", in")[0]
-    assert "1 worker died on the way" in words[-1]
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from penstock.data.scenes.scene import CHANNELS, Scene, channels_of, scene_folde
 from penstock.data.scenes.shoreline import read_shoreline
 from penstock.data.scenes.synthetic import APART, STRIP, TIFF, SyntheticScene, write_scene
 
-from ..parameters import mainly
 from .kit import SIZE
 
 if not all(map(find_spec, ("rasterio", "contourpy", "tifffile", "scipy"))):
@@ -50,16 +49,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return folder
 
     return write
-
-
-def whole(path: Path) -> np.ndarray:
-    """The oracle: rasterio reads all of it."""
-    import rasterio
-
-    with rasterio.open(path) as file:
-        values = file.read(1)
-    values[values == NODATA] = np.nan
-    return np.asarray(values)
 
 
 def pixels(scene: SyntheticScene) -> tuple[np.ndarray, np.ndarray]:
@@ -169,19 +158,6 @@ def test_labels_lie_on_earth_where_the_raster_says(data: Path, folder: Path) -> 
         place = fine.index(east[0], north[0])
     assert abs(place[0] - int(row["detect_scene_row"])) <= 1
     assert abs(place[1] - int(row["detect_scene_column"])) <= 1
-
-
-@pytest.mark.parametrize("tiff", mainly(TIFF, 0))
-def test_windows_of_the_radar_are_those_of_the_file(
-    tiff: str, written: Callable[[str], Path]
-) -> None:
-    expected = whole(written(tiff) / "VV_dB.tif")
-    with Scene(written(tiff), ("vv",)) as scene:
-        assert scene.size == (530, 310)
-        for rows, columns in (((0, 530), (0, 310)), ((511, 513), (3, 300)), ((64, 65), (309, 310))):
-            pixels = scene.read("vv", rows, columns)
-            assert pixels.dtype == np.float16
-            np.testing.assert_array_equal(pixels, expected[slice(*rows), slice(*columns)])
 
 
 @given(rows=st.tuples(st.integers(0, 329), st.integers(1, 200)),

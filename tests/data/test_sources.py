@@ -125,13 +125,6 @@ DTYPES = "uint8 int32 uint16 int64 bool float64 int8 uint32 int16 uint64 float32
 
 
 class TestAxesAndDtypes:
-    @pytest.mark.parametrize("axes", ["yx", "zyx", "czyx", "tczyx"])
-    def test_by_rank(self, axes: str) -> None:
-        data = DATA[(0,) * (5 - len(axes))]
-        source = open_source(data)
-        assert source.axes == axes and source.domain.shape[5 - len(axes) :] == data.shape
-        np.testing.assert_array_equal(source.read(source.domain).squeeze(), data)
-
     def test_labels_permute_and_origins_stay(self, tmp_path: Path) -> None:
         path = build_zarr2(tmp_path)
         spec = {

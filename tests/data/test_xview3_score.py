@@ -66,25 +66,6 @@ def test_the_command_writes_the_official_keys(
     assert "aggregate         0.5973" in capsys.readouterr().out
 
 
-@needs_oracle
-@pytest.mark.parametrize("drop_low_detect", [False, True])
-def test_what_is_not_a_quirk_is_scored_alike(drop_low_detect: bool) -> None:
-    """On the oracle only the shore differs: there, scenes that have one side only are skipped."""
-    predicted = read_predictions(ORACLE / "pred.csv")
-    labels = Objects.join(read_labels(ORACLE / "gt.csv").values())
-    both = [
-        score_xview3(
-            predicted,
-            labels,
-            XView3Rules(strict_official=strict, costly_dist=True, drop_low_detect=drop_low_detect),
-            oracle_shore,
-        ).as_dict()
-        for strict in (True, False)
-    ]
-    for key in ("loc_fscore", "vessel_fscore", "fishing_fscore", "length_acc"):
-        assert both[0][key] == pytest.approx(both[1][key], abs=1e-12), key
-
-
 LINE = [np.array([[0.0, column] for column in range(0, 1000, 10)])]
 """A shoreline along row 0."""
 
@@ -246,15 +227,6 @@ def test_the_score_does_not_know_the_order_of_rows(seed: int, strict: bool) -> N
     one = score_xview3(predicted, true, rules, lambda scene: LINE).as_dict()
     mixed = predicted[rng.permutation(40)], true[rng.permutation(30)]
     assert score_xview3(*mixed, rules, lambda scene: LINE).as_dict() == pytest.approx(one)
-
-
-def test_the_best_threshold_leaves_the_strays() -> None:
-    labels = some_labels()
-    right = as_predictions(labels)
-    strays = Objects.of("a", [[300, 300], [400, 300]], score=[0.3, 0.59])
-    threshold, f1 = best_threshold(Objects.join([strays, right]), labels)
-    assert (threshold, f1) == (0.6, 1.0)
-    assert best_threshold(Objects.of([], []), labels) == (0.0, 0.0)
 
 
 def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:

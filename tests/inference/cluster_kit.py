@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -68,9 +67,6 @@ def most():
         return int(HOLD.read_text())
     except FileNotFoundError:
         return math.inf
-
-def held():
-    return nn.Sequential(Held(), SqueezeExcite(0.002))
 
 def quick():
     # The mean of the other net has each worker import the compiler of torch, for a second.
@@ -155,22 +151,18 @@ class Scheduler:
     """A scheduler of Dask and its workers, each a process of its own. It is forked, unless it has
     variables that are read as a library is loaded."""
 
-    def __init__(self, **variables: str) -> None:
+    def __init__(self) -> None:
         self.file = Path("scheduler.json").absolute()
         self.processes: list[psutil.Process] = []
         words = ("--port", "0", "--dashboard-address", "127.0.0.1:0", "--no-dashboard")
-        self._start("dask_scheduler", *words, **variables)
+        self._start("dask_scheduler", *words)
         for _ in eventually():
             if self.file.exists() and self.file.read_text().endswith("}"):
                 break
         self.address = str(json.loads(self.file.read_text())["address"])
 
     def worker(
-        self,
-        threads: int | None = None,
-        within: Sequence[str] = (),
-        nanny: bool = False,
-        path: str = "",
+        self, within: Sequence[str] = (), nanny: bool = False, path: str = ""
     ) -> psutil.Process:
         """A worker with one thread of Dask.
 
@@ -180,8 +172,6 @@ class Scheduler:
         words = ["--nthreads", "1", "--nanny" if nanny else "--no-nanny", "--no-dashboard",
                  "--memory-limit", "0"]  # fmt: skip
         variables = {}
-        if threads:
-            variables["OMP_NUM_THREADS"] = str(threads)
         if path:
             paths = [path, os.environ.get("PYTHONPATH", "")]
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -208,7 +198,6 @@ class Scheduler:
     def close(self) -> None:
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):  # workers end without a scheduler
-                process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait()
 

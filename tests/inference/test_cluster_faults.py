@@ -16,7 +16,6 @@ import pytest
 
 from penstock.cli import main
 
-from ..later import imported_later
 from .cluster_kit import (
     SMALL,
     WORDS,
@@ -30,12 +29,10 @@ from .cluster_kit import (
     written,
     written_alone,
 )
-from .faulty_s3 import door_to, get, new
 from .kit import values
 
 __all__ = ["place", "scheduler"]  # fixtures
 
-distributed = imported_later("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 FOLDER = Path("out.zarr.penstock")
@@ -195,37 +192,3 @@ def test_a_worker_without_this_penstock_is_named_and_does_nothing(
     assert sentence.startswith("penstock infer: ")
     assert "it lacks this Penstock (" in sentence
     assert not Path("out.zarr").exists() and not FOLDER.exists()
-
-
-@pytest.mark.slow
-def test_a_store_that_is_restarted_is_waited_for_by_client_and_workers(
-    s3_endpoint: str, client: Start
-) -> None:
-    write_input(FEWER)
-    alone = written_alone()
-    with door_to(s3_endpoint) as door:
-        once = {"context": {"s3_request_retries": {"max_retries": 1, "initial_delay": "10ms"}}}
-        out = {**new(door, "out", alone[0, 0], 16), **once}
-        words = ("--parts", "9", "--run-dir", str(FOLDER))
-        # It cannot end before the store is away, however busy the machine.
-        Path("hold").write_text("12")
-        job = client("local:1", *words, model="net.py:held", out=json.dumps(out))
-        for _ in eventually():
-            if [*written(FOLDER)]:
-                break
-        door.close()
-        Path("hold").unlink()
-        for _ in eventually():
-            if any(log.read_text() for log in FOLDER.glob("retries-*.jsonl")):
-                break
-        assert job.poll() is None
-        door.open()
-        code, said = ended(job)
-        assert code == 0, said
-        assert np.array_equal(get(door, "out"), alone[0, 0])
-    assert "died" not in notes() and "failed" not in notes()
-    rows = [*FOLDER.glob("retries-*.jsonl")]
-    assert rows and "Could not connect" in rows[0].read_text()
-    assert json.loads((FOLDER / "summary.json").read_text())["retries"] > 0
-    blocks = blocks_in([*FOLDER.glob("done-*.log")])
-    assert blocks == 18

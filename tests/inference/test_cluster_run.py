@@ -7,11 +7,9 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.inference.run_folder.folder import Notes, folder_at
-from penstock.inference.run_folder.reader import open_run
 
-from ..later import imported_later
 from ..preloaded import forked_workers, started
 from .cluster_kit import (
     QUICK,
@@ -42,7 +38,6 @@ from .kit import values
 
 __all__ = ["place", "scheduler"]  # fixtures
 
-distributed = imported_later("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
@@ -176,41 +171,6 @@ def test_bad_input_is_one_sentence(
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_of_a_dead_client_writes_nothing_into_a_new_output(
-    scheduler: Scheduler,
-) -> None:
-    alone = written_alone()
-    worker = scheduler.worker()
-    words = [*WORDS, "--out-spec", "out.zarr", "--cluster", scheduler.address, "--parts", "4"]
-    client = started(Path.cwd(), ["infer", *words])
-    for _ in eventually():
-        if len([*written(Path("out.zarr.penstock"))]) >= 3:
-            break
-    worker.send_signal(signal.SIGSTOP)
-    client.kill()
-    client.join()
-    before = Path("out.zarr.penstock/run.json").read_bytes()
-    words = [*WORDS, "--out-spec", "out.zarr", "--overwrite", "--overlap", "0"]
-    taker = started(Path.cwd(), ["infer", *words])
-    for _ in range(100):  # if a write was stopped, the other one waits until it has ended
-        with contextlib.suppress(FileNotFoundError):
-            if Path("out.zarr.penstock/run.json").read_bytes() != before:
-                break
-        time.sleep(0.05)
-    worker.send_signal(signal.SIGCONT)
-    taker.join()
-    assert taker.exitcode == 0, Path("said").read_text()
-    anew = values("out.zarr")
-    with distributed.Client(scheduler.address) as asked:
-        for _ in eventually():  # until it has ended what it was at, and heard that nobody waits
-            if not any(asked.processing().values()) and not any(asked.call_stack().values()):
-                break
-    assert np.array_equal(values("out.zarr"), anew)
-    assert not np.array_equal(anew, alone)
-    assert main(["verify", "out.zarr"]) == 0
-
-
-@pytest.mark.slow
 def test_the_client_of_a_cluster_does_not_import_torch() -> None:
     write_input(SMALL)
     words = ["infer", *WORDS, *QUICK, "--out-spec", "out.zarr", "--cluster", "local:1"]
@@ -220,24 +180,3 @@ def test_the_client_of_a_cluster_does_not_import_torch() -> None:
     )
     subprocess.run([sys.executable, "-c", code, *words], check=True)
     assert [*Path("out.zarr.penstock").glob("done-*.log")]
-
-
-@pytest.mark.long
-def test_workers_with_other_numbers_of_threads_compute_with_equal_ones(
-    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_input(SMALL)
-    at = WORDS.index("--threads")  # a flag and its value
-    words = ["infer", *WORDS[:at], *WORDS[at + 2 :], "--parts", "6", "--out-spec", "out.zarr"]
-    with distributed.Client(scheduler.address, set_as_default=False) as dask:
-        scheduler.worker(threads=2)  # it opens the job
-        dask.wait_for_workers(1)
-        scheduler.worker(threads=1)
-        dask.wait_for_workers(2)
-    for _ in eventually():  # until each of them was given a part
-        assert main([*words, "--cluster", scheduler.address, "--overwrite"]) == 0
-        if len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2:
-            break
-    assert "Left out" not in capsys.readouterr().out
-    threads = open_run(["out.zarr"], None).content["maker"]["threads"]
-    assert np.array_equal(values("out.zarr"), written_alone("--threads", str(threads)))

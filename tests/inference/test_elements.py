@@ -116,20 +116,6 @@ def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_finish_says_how_all_that_is_missing_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    np.save("in.npy", np.zeros((16, 24, 16), "float32"))  # of 12 blocks
-    assert infer("--prepare", "--workers", "12", "--parts", "12", normalize="none") == 0
-    for element in (2, 7):
-        assert infer("--part", f"{element}/12", normalize="none") == 0
-    capsys.readouterr()
-    assert infer("--finish", normalize="none") == 3
-    said = capsys.readouterr().err
-    assert "run again with --part i/12 for each i of 1,3-6,8-12, each in a process" in said
-    assert "penstock slurm submit --array 1,3-6,8-12 -- infer ... --part %a/12" in said
-    assert "in 10 parts of 12 (0,2-5,7-11); run" in said
-
-
 def test_another_run_of_the_output_is_refused_until_it_takes_over_and_seen_by_elements(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -232,11 +218,6 @@ def test_a_line_says_what_was_noted_and_a_torn_one_nothing(
     for end in range(len(line)):
         assert read_lines([line[:end]]) == {}
         assert read_lines([line[:end] + b"?\n"]) == {}  # as a resume ends it
-
-
-def test_half_a_check_is_not_believed() -> None:
-    for torn in ("0123456789abcde", f"{CHECKS[0]}0", f"{CHECKS[0]} f0"):
-        assert read_lines([f"0 0 0 0 {torn}\n".encode()]) == {}
 
 
 def test_a_log_names_what_was_written_and_lost() -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +22,6 @@ import penstock
 from penstock.base.errors import Incomplete, StageError
 from penstock.base.files import lock_file
 from penstock.cli import main
-from penstock.data.stores import lock as output_lock
 from penstock.data.stores.in_memory import MemorySink
 from penstock.inference import run as infer
 from penstock.inference.run_folder import ending
@@ -33,7 +31,7 @@ from penstock.inference.status import RunLook
 from penstock.instruments import Clock
 
 from ..preloaded import started
-from .faulty_s3 import distinct, door_to, get, new, put, write_model
+from .faulty_s3 import distinct, write_model
 from .kit import SMALL, arange, job, values
 
 SLOW = "if x.device.type != 'meta':\n    time.sleep(float(os.environ.get('NAP', 0)))\nreturn x"
@@ -157,36 +155,6 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     assert main([*command, "--resume", "--stall-timeout", "0"]) == 0
     assert (values(tmp_path / "out.zarr") == volume).all()
     assert not (folder / "stacks.txt").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_a_store_that_does_not_answer_ends_the_job_and_the_run_resumes(
-    method: str, s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(output_lock, "RELEASE_WITHIN_S", 0.1)
-    array, reads = distinct(16), method == "GET"
-    np.save(tmp_path / "in.npy", array)
-    with door_to(s3_endpoint) as door:
-        source = json.dumps(put(door, "in", array, 16)) if reads else tmp_path / "in.npy"
-        out = tmp_path / "out.zarr" if reads else json.dumps(new(door, "out", array, 8))
-        given = ["--in-spec", source, "--out-spec", out, "--run-dir", tmp_path / "run",
-                 "--model-type", "identity", "--patch", 8, "--overlap", 0, "--block", 16,
-                 "--devices", "cpu", "--normalize", "none"]  # fmt: skip
-        command = ["infer", *map(str, given)]
-        door.silent, door.answers = threading.Event(), {method: (503, "")}
-        try:
-            assert main([*command, "--stall-timeout", "0.4s"]) == 3
-        finally:
-            door.silent.set()
-        error = capsys.readouterr().err
-        place = "read failed at brick " if reads else "write failed at block "
-        assert error.startswith(f"penstock infer: {place}")
-        assert "--stall-timeout" in error and len(error.strip().splitlines()) == 1
-        door.silent, door.answers = None, {}
-        assert main([*command, "--resume"]) == 0
-        assert ((values(tmp_path / "out.zarr") if reads else get(door, "out")) == array).all()
 
 
 def test_progress_within_a_block_is_no_stall(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
 import threading
@@ -26,7 +24,6 @@ from penstock.inference.run_folder import journal
 from penstock.inference.tiling import stitch
 
 from ..parameters import mainly
-from ..preloaded import forked_workers
 from .faulty_s3 import distinct, write_model
 from .kit import SMALL, arange, conv, job
 
@@ -303,60 +300,3 @@ def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
     assert main(["verify", str(out), "--run-dir", str(folder)]) == 0
     left = [path for path in place.rglob("*") if path.suffix in (".__lock", ".part")]
     assert left == []
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_under_a_cluster_is_told_and_resumed(
-    disk: tuple[Path, Callable[[str], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("distributed")
-    place, remount = disk
-    out, folder = place / "out.zarr", tmp_path / "run"
-    command = disk_words(tmp_path, out, "--run-dir", folder, "--threads", 1, "--cluster", "local:2",
-                    "--parts", 4)  # fmt: skip
-    with forked_workers():
-        assert main(command) == 3
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.match(r"penstock infer: share \d+ of 12 failed \(", error)
-    assert "write failed at block" in error and "No space left on device" in error
-    assert 0 < check_notes(out, folder) < 12
-    assert main(["status", str(folder)]) == 3
-    assert capsys.readouterr().out.startswith("ended: ")
-    remount("size=4m")
-    with forked_workers():
-        assert main([*command, "--resume"]) == 0
-    assert check_notes(out, folder) == 12
-    capsys.readouterr()
-    assert main(["verify", str(out), "--run-dir", str(folder)]) == 0
-
-
-@pytest.mark.slow
-def test_a_disk_that_becomes_read_only_is_told_and_resumed(
-    disk: tuple[Path, Callable[[str], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    from penstock.inference.run_folder.journal import Journal
-
-    place, remount = disk
-    remount("size=4m")
-    out, note = place / "out.zarr", Journal.note
-
-    def noted(self: Journal, *args: object) -> None:
-        note(self, *args)  # type: ignore[arg-type]
-        if self.written == 5:
-            subprocess.run(["mount", "-o", "remount,ro", str(place)], check=False)
-
-    # One writer: while the disk becomes read-only, no other finishes what is left.
-    command = disk_words(tmp_path, out, "--run-dir", tmp_path / "run", "--writer-workers", "1")
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "note", noted)
-        code = main(command)
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert code == 1, error
-    assert "Read-only file system" in error
-    assert 5 <= check_notes(out, tmp_path / "run") < 12
-    ended = json.loads((tmp_path / "run/ended.json").read_text())
-    assert "Read-only file system" in ended["error"]
-    remount("rw,size=4m")
-    assert main([*command, "--resume"]) == 0
-    assert check_notes(out, tmp_path / "run") == 12

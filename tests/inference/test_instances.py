@@ -192,24 +192,6 @@ def test_ends_are_counted_at_planes_and_between() -> None:
     assert ends == (1, 2, 2, 2) and ends.ratio == 2  # at 10; at 5 and 15
 
 
-@pytest.mark.slow
-def test_ambiguous_objects_are_told_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.py").write_text(DECODER)
-    scores = np.full((6, 6, 60), -1, np.float32)
-    scores[2:4, 2:4, 2:58] = 1
-    np.save(tmp_path / "in.npy", scores)
-    words = f"--decoder {tmp_path}/mine.py:nearest --object-size 8 --instance-block 20"
-    out = str(tmp_path / "out.zarr")
-    assert main(["label", str(tmp_path / "in.npy"), out, *words.split(), "--workers", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "by the halo: give a larger --object-size" in printed
-    assert "ambiguous.png" in printed
-    picture = tmp_path / "out.zarr.penstock" / "ambiguous.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_plane_goes_to_the_decoder_as_a_plane(tmp_path: Path) -> None:
     scores = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
     labels, _ = decode(

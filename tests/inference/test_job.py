@@ -7,7 +7,6 @@ what is done, the trace.
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,7 @@ from penstock.models import footprint
 from penstock.models import load as model
 from penstock.models.footprint import _Peak
 
-from .kit import SMALL, arange, opened
-
-NINE = (9, 9, 9)
-"""The shape of a small volume of several blocks and patches."""
+from .kit import opened
 
 
 def array_spec(kvstore: Any, path: str, shape: tuple[int, ...] = (20, 20, 20)) -> dict[str, Any]:
@@ -266,18 +262,6 @@ def test_a_resume_that_is_killed_as_it_begins_loses_nothing(torn: str, tmp_path:
     last.note((0, 1, 1, 12), 1)
     last.close()
     assert {*Journal.open(tmp_path, {"a": 1}, resume=True).done} == {*done, (0, 1, 1, 12)}
-
-
-def test_a_resume_is_refused_on_another_kind_of_device(tmp_path: Path) -> None:
-    source, out = arange(NINE, "uint8"), tmp_path / "out.zarr"
-    penstock.run_inference(source, out, **SMALL)
-    noted = tmp_path / "out.zarr.penstock" / "run.json"
-    content = json.loads(noted.read_text())
-    assert content["fingerprint"]["devices"] == ["cpu"]
-    content["fingerprint"]["devices"] = ["cuda"]
-    noted.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=r"had devices \['cuda'\], and here it is \['cpu'\]"):
-        penstock.run_inference(source, out, resume=True, **SMALL)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -17,7 +17,6 @@ from penstock.base import LabelConfig, PenstockError, UsageError, build
 from penstock.cli import main
 from penstock.data import open_source
 from penstock.inference import Labelling, LabelSummary
-from penstock.inference.objects import block_work
 
 from ..later import imported_later
 
@@ -26,7 +25,6 @@ parquet = imported_later("pyarrow.parquet")
 
 ORDER = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}
 """The order of scipy's structure of each connectivity."""
-MANY = {"dtype": "uint8", "chunks": (99, 99), "block": (99, 99)}
 COMPLEMENT = {4: 2, 8: 1, 6: 3, 18: 1, 26: 1}
 
 
@@ -67,49 +65,6 @@ def scipys(mask: NDArray[Any], connectivity: int) -> NDArray[Any]:
     structure = ndimage.generate_binary_structure(mask.ndim, ORDER[connectivity])
     labels: NDArray[Any] = ndimage.label(mask, structure)[0]
     return labels
-
-
-def spiral(side: int) -> NDArray[np.bool_]:
-    """One object that winds through every block."""
-    plane = np.zeros((side, side), bool)
-    low, high = 0, side - 1
-    while low < high:
-        plane[low, low:] = plane[low:, high] = plane[high, low : high + 1] = True
-        plane[low + 2 : high + 1, low] = True
-        plane[low, high + 1 :] = plane[high + 1 :, high] = False
-        low, high = low + 2, high - 2
-    mask = np.zeros((side, side, side), bool)
-    mask[::2] = plane
-    mask[1::2, 0, side - 1] = True
-    return mask
-
-
-def shapes() -> dict[str, NDArray[np.bool_]]:
-    z, y, x = np.indices((5, 6, 7))
-    corners = np.zeros((8, 8, 8), bool)
-    corners[3:5, 3:5, 3:5] = [[[1, 0], [0, 1]], [[0, 1], [1, 0]]]
-    comb = np.zeros((9, 9, 9), bool)
-    comb[:, ::2] = True
-    comb[8] = True
-    return {
-        "nothing": np.zeros((5, 6, 7), bool),
-        "all": np.ones((9, 5, 6), bool),
-        "a board": (z + y + x) % 2 == 0,
-        "corners": corners,
-        "a comb": comb,
-        "a spiral": spiral(9),
-        "single voxels": (z % 2 + y % 2 + x % 2) == 0,
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("connectivity", [6, 18, 26])
-def test_adversarial_volumes_have_the_labels_of_scipy(tmp_path: Path, connectivity: int) -> None:
-    for name, mask in shapes().items():
-        got, summary, _ = label(tmp_path, mask, connectivity=connectivity)
-        wanted = scipys(mask, connectivity)
-        np.testing.assert_array_equal(got, wanted, name)
-        assert summary.objects == wanted.max()
 
 
 def check_random(folder: Path, seed: int, *, in_parts: bool = False) -> None:
@@ -208,43 +163,6 @@ def test_the_table_has_what_scipy_measures(tmp_path: Path) -> None:
     assert rows["surface"] == surface[1:].tolist()
     label(tmp_path, mask, **knobs, block=(8, 12, 16))
     assert table.read_bytes() == bytes_of
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_and_writes_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mask = np.random.default_rng(9).random((9, 5, 5)) < 0.3
-    wanted, *_ = label(tmp_path, mask, fill_holes=True, min_size=2)
-    chunks = {p: p.read_bytes() for p in (tmp_path / "out.zarr").rglob("*") if p.is_file()}
-    calls = {"count": block_work.BlockWork.count, "write": block_work.BlockWork.write}
-    left = 0
-
-    def dying(step: str) -> Any:
-        def work(self: block_work.BlockWork, number: int) -> int:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            return calls[step](self, number)
-
-        return work
-
-    for step in calls:
-        monkeypatch.setattr(block_work.BlockWork, step, dying(step))
-    resumed = {"resume": False, "overwrite": True}
-    ended = 0
-    for turn in range(60):
-        left = 1 + 7 * turn % 5
-        try:
-            got, *_ = label(tmp_path, mask, fill_holes=True, min_size=2, **resumed)
-            break
-        except KeyboardInterrupt:
-            ended += 1
-            resumed = {"resume": True, "overwrite": True}
-    np.testing.assert_array_equal(got, wanted)
-    assert ended > 4
-    assert {p: p.read_bytes() for p in chunks} == chunks
 
 
 @pytest.mark.slow

@@ -23,10 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError
-from penstock.data import Scaling
 from penstock.data.stores.lock import OutputLock
 from penstock.inference.lanes import equipment, scatter, transfers
-from penstock.inference.lanes.bricks import Computed, Loaded, Slot
+from penstock.inference.lanes.bricks import Computed, Loaded
 from penstock.inference.lanes.equipment import Forward
 from penstock.inference.lanes.lane import Lane
 from penstock.inference.lanes.scatter import PatchScatter
@@ -39,7 +38,6 @@ from penstock.inference.stages.pipeline import Pipeline, compute
 from penstock.inference.stages.reading import BrickReader, wanted_bricks
 from penstock.inference.stages.run import Queues, Run
 from penstock.inference.stages.statistics import find_scalings
-from penstock.inference.tiling.traffic import read_range
 from penstock.instruments.spans import Probe
 
 from ..parameters import mainly, paired
@@ -159,21 +157,6 @@ def test_a_net_is_compiled_for_one_shape_or_for_any(
         forward.run(torch.zeros(length, 1, 8, 8, 8))
     assert counters["stats"]["unique_graphs"] == graphs
     torch._dynamo.reset()
-
-
-def test_lanes_on_the_cpu_share_the_weights_of_the_job() -> None:
-    given_net = nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.Conv3d(8, 2, 1))
-    strides = [tensor.stride() for tensor in given_net.parameters()]
-    begun = started(np.zeros((2, 8, 8, 8), "float32"), given_net, batch=2)
-    lanes = [lane_of(begun) for _ in range(2)]
-    laid_out = begun.job.net.model.module
-    for one in lanes:
-        assert one.forward.module is laid_out
-    assert [tensor.stride() for tensor in given_net.parameters()] == strides, (
-        "the caller's is the same"
-    )
-    assert laid_out[0].weight.stride()[1] == 1  # type: ignore[index,union-attr,operator]
-    assert laid_out[1].weight is given_net[1].weight  # type: ignore[index,union-attr]
 
 
 class Views(nn.Module):
@@ -374,26 +357,6 @@ def test_bricks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(
     assert len(arrays) > len(asked) > 1
 
 
-@pytest.mark.parametrize("shape", [(9, 9, 9), (20, 9, 31), (2, 19, 8)])
-def test_bricks_have_no_gaps_at_the_edges_either(shape: tuple[int, ...]) -> None:
-    """A brick that ends far outside is reflected from voxels that it does not see."""
-    source = arange(shape)
-    begun = started(source, patch=8, overlap=6)
-    geometry, gaps = begun.job.geometry, 0
-    padded = np.pad(source, [(32, 64)] * 3, mode="reflect")
-    for brick in begun.bricks:
-        array = begun.reader.fetch(brick).array
-        assert array is not None
-        hull = brick.read.hull(read_range(brick.read, geometry.domain))
-        gaps += hull.shape[1:] != brick.read.shape[1:]
-        assert array.flags.c_contiguous
-        ends = zip(brick.read.start, brick.read.stop, strict=True)
-        moved = tuple(slice(start + 32, stop + 32) for start, stop in ends)
-        assert (array[0] == padded[moved]).all()
-        begun.reader.pool.give(array)
-    assert gaps
-
-
 def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -456,46 +419,6 @@ def test_alike_patches_at_once_give_the_bits_of_each_alone(
     for heads, same in zip(alone, at_once, strict=True):
         assert all(map(torch.equal, heads, same))
     assert all(map(torch.equal, tallies, others))
-
-
-class Operators(Seen):
-    """Counts the operators that touch memory; each is a kernel or more on a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_batch_of_alike_patches_takes_few_operators() -> None:
-    """One for each patch, and some for all of them."""
-    data = np.zeros((80, 80, 80), "float32")
-    counts = []
-    for together in (False, True):
-        begun = started(
-            data, conv(), batch=8, seam_mode="blend", normalize="fixed", norm_upper=9, block=64
-        )
-        one = lane_of(begun)
-        one.scatter = PatchScatter(CPU, begun.job, together=together)
-        brick = next(brick for brick in begun.bricks if min(brick.patches.start) > 1)
-        assert brick.patches.size == 8
-        opened = one._opened(Loaded(brick, None, (Scaling(1, 2),)))
-        first = brick.patches.start
-        slots = [
-            Slot(opened, tuple(np.add(first, index)), tuple(np.multiply(6, index)))
-            for index in np.ndindex(2, 2, 2)
-        ]
-        output = torch.ones(8, 1, 8, 8, 8)
-        one.scatter.put(0, output, slots)  # the weights are there now
-        with torch.inference_mode(), Operators() as operators:
-            one.scatter.put(0, output, slots)
-        counts.append(operators.count)
-    alone, at_once = counts
-    assert alone >= 8 * 8
-    assert at_once == 8 + (alone - 8) / 8
 
 
 def test_weights_go_to_a_device_once_and_with_their_lane(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -243,63 +241,6 @@ def test_levels_that_were_begun_of_other_blocks_are_made_anew() -> None:
 
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-def test_verify_reads_levels_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert infer("a.zarr", "--levels", "3") == 0 and main(["verify", "a.zarr"]) == 0
-    assert "2 levels of a.zarr: as the blocks have it" in capsys.readouterr().out
-    chunk = max(Path("a.zarr/1/c").rglob("*"), key=lambda file: file.stat().st_size)
-    chunk.unlink()
-    assert main(["verify", "a.zarr"]) == 1
-    said = capsys.readouterr().out
-    assert "Level 1 of a.zarr is not that of the one above in 1 of " in said and "Level 2" in said
-    assert main(["pyramid", "a.zarr", "--levels", "3", "--overwrite"]) == 0
-    assert main(["verify", "a.zarr"]) == 0
-    check("a.zarr", 3)
-
-
-KILLED = """
-import os, random, signal, sys, threading
-from penstock.cli import main
-from penstock.data.stores import pyramid
-
-draw, made, make = random.Random(int(sys.argv[1])), [], pyramid._make
-last = draw.randrange(3)
-
-def noted(*words):
-    made.append(words)
-    if len(made) == last + 1:
-        kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
-        threading.Timer(draw.random() * 0.005, kill).start()
-    return make(*words)
-
-pyramid._make = noted
-sys.exit(main(["infer", *sys.argv[2:]]))
-"""
-
-
-@pytest.mark.slow
-def test_a_finish_that_is_killed_ten_times_among_levels_makes_the_same_bytes() -> None:
-    np.save("in.npy", VOLUME.reshape(4, -1)[:, : 640 * 16].reshape(4, 640, 16))
-    small = [*WORDS, "--chunks", "2", "16", "16", "--levels", "4"]
-    for out in ("one/out.zarr", "two/out.zarr"):
-        for step in ("--prepare --workers 2", "--part 1/2", "--part 2/2"):
-            assert main(["infer", *small, "--out-spec", out, *step.split()]) == 0
-    assert main(["infer", *small, "--out-spec", "one/out.zarr", "--finish"]) == 0
-    finish, codes = [*small, "--out-spec", "two/out.zarr", "--finish"], list[int]()
-    for seed in range(10):
-        done = subprocess.run([sys.executable, "-c", KILLED, str(seed), *finish], check=False)
-        codes.append(done.returncode)
-        if done.returncode:
-            assert len(levels("two/out.zarr")) == 1, "an image shows no level before all are whole"
-    assert codes.count(-signal.SIGKILL) >= 5, codes
-    assert main(["infer", *finish]) == 0
-    check("two/out.zarr", 4)
-    files = [{file.relative_to(out): file.read_bytes() for file in Path(out).rglob("*")
-              if file.is_file()} for out in ("one/out.zarr", "two/out.zarr")]  # fmt: skip
-    assert files[0] == files[1]
-    assert main(["verify", "two/out.zarr"]) == 0
 
 
 @pytest.mark.parametrize("version", mainly(["0.4", "0.5"], 1))

@@ -144,26 +144,6 @@ def has_lost(run: BaseProcess, folder: Path) -> bool:
     return run.exitcode == 1 and "this run has lost" in (folder / "said").read_text()
 
 
-@pytest.mark.slow
-def test_another_process_is_refused_whatever_its_run_folder(tmp_path: Path) -> None:
-    out = tmp_path / "out.zarr"
-    np.save(tmp_path / "in.npy", OTHER)
-    with living(out, tmp_path / "first"):
-        words = ["infer", "--in-spec", str(tmp_path / "in.npy"), "--out-spec", str(out),
-                 "--model-type", "identity", "--patch", "8", "--overlap", "0", "--devices", "cpu",
-                 "--overwrite", "--run-dir", str(tmp_path / "second")]  # fmt: skip
-        second = started(tmp_path, words)
-        second.join()
-        assert second.exitcode == 2
-        said = (tmp_path / "said").read_text()
-        assert f"{out}: process {os.getpid()} on " in said
-        assert "is writing it for run " in said and f" of {tmp_path / 'first'} since 20" in said
-        assert said.rstrip().endswith("; end it first")
-        assert not (tmp_path / "second").exists()
-    assert (values(out) == DATA).all()
-    assert write(out, overwrite=True, run_dir=tmp_path / "second").blocks_written == 2
-
-
 def names(folder: Path) -> Iterator[Any]:
     """Other names of ``folder / "out.zarr"``, and outputs that hold it or lie in it."""
     (folder / "link").symlink_to(folder)
@@ -266,31 +246,6 @@ def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_pa
     with pytest.raises(UsageError, match="made anew by another run than that in"):
         penstock.run_inference(tmp_path / "in.npy", out, model=f"{tmp_path / 'net.py'}:Held",
                                resume=True, run_dir=tmp_path / "first", **KNOBS)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_an_output_that_another_run_made_anew_is_not_resumed(tmp_path: Path) -> None:
-    out, first = tmp_path / "out.zarr", tmp_path / "first"
-    write(out, DATA, run_dir=first)
-    write(out, OTHER, run_dir=tmp_path / "second", overwrite=True)
-    with pytest.raises(UsageError, match=r"^`resume=True`: .*out.zarr was made anew by another"):
-        write(out, DATA, run_dir=first, resume=True)
-    log = (first / "done.log").read_text()
-    (first / "done.log").write_text("")  # as if it had written nothing yet
-    (first / "summary.json").unlink()
-    with pytest.raises(UsageError, match="was made anew by another run"):
-        write(out, DATA, run_dir=first, resume=True)
-    (first / "done.log").write_text(log)
-    assert (values(out) == OTHER).all()
-    write(out, OTHER, run_dir=tmp_path / "other", overwrite=True, chunks=(4, 4, 4))
-    with pytest.raises(UsageError, match=r"out.zarr"):
-        write(out, DATA, run_dir=first, resume=True, chunks=(8, 8, 8))
-    write(out, OTHER, run_dir=tmp_path / "second", overwrite=True)
-    assert write(out, OTHER, run_dir=tmp_path / "second", resume=True).blocks_written == 0
-    shutil.rmtree(first)  # then a resume believes nothing and makes all of it
-    assert write(out, DATA, run_dir=first, resume=True).blocks_written == 2
-    with pytest.raises(UsageError, match="was made anew by another run"):
-        write(out, OTHER, run_dir=tmp_path / "second", resume=True)
 
 
 KILLED = """

@@ -8,7 +8,6 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +15,10 @@ import tensorstore as ts
 import torch
 from safetensors.torch import save_file
 
-import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.cli import main
 from penstock.inference import repair as reopening
 from penstock.inference.opening.job import Job
-from penstock.inference.run_folder.block_log import read_lines
 
 from .kit import Array
 
@@ -96,10 +93,6 @@ def verify(*words: str, model: str = "net.py:Squeeze") -> int:
     return main(["verify", "out.zarr", *words, *named])
 
 
-def log_of(folder: str = "out.zarr.penstock") -> Any:
-    return read_lines((Path(folder) / "done.log").read_bytes().splitlines(keepends=True))
-
-
 def forge(index: tuple[int, ...]) -> None:
     """Change a voxel of a block as one that was computed wrongly: its checksum is of that."""
     from penstock.inference.run_folder.block_log import digest_of, line_of
@@ -146,31 +139,6 @@ def test_blocks_that_are_computed_anew_have_the_same_bits_in_other_parts_too(
     monkeypatch.setattr(reopening, "Job", Smaller)
     assert verify("--recompute", "100%") == 0
     assert "8 of 8 blocks (--seed 0): 8 have the same bits" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_heads_of_a_job_are_computed_anew_together(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("heads.py").write_text(
-        "def net():\n"
-        "    return lambda x: {'a': x + x.mean((2, 3, 4), keepdim=True), 'b': (x > 0).int()}\n"
-    )
-    words = ["--in-spec", "in.npy", "--out-spec", "a.zarr", "b.zarr", "--model-type",
-             "heads.py:net", "--patch", "12", "--overlap", "4", "--block", "16", "--devices",
-             "cpu", "--seam-mode", "blend", "--normalize", "global", "--head-kind",
-             "a=intensity"]  # fmt: skip
-    assert main(["infer", *words]) == 0
-    capsys.readouterr()
-    assert main(["verify", "a.zarr", "--recompute", "50%", "--trust-model"]) == 0
-    said = capsys.readouterr().out
-    assert "4 of 8 blocks (--seed 0): 4 have the same bits" in said
-    for out in ("a.zarr", "b.zarr"):
-        next(path for path in Path(out, "0/c").rglob("*") if path.is_file()).write_bytes(b"junk")
-    assert main(["repair", "a.zarr", "--trust-model"]) == 2
-    assert "name all of them: a.zarr, b.zarr" in capsys.readouterr().err
-    assert main(["repair", "a.zarr", "b.zarr", "--trust-model"]) == 0
-    assert main(["verify", "b.zarr", "--run-dir", "a.zarr.penstock"]) == 0
 
 
 @pytest.mark.slow
@@ -248,20 +216,6 @@ def test_another_input_model_or_weights_are_refused_in_words(
     refused("no such file")
     np.save("in.npy", noise() + 1)
     refused("the run had input ")
-
-
-@pytest.mark.slow
-def test_a_run_of_objects_in_python_is_not_computed_anew(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    penstock.run_inference(noise(), "out.zarr", model="identity", patch=12, overlap=4,
-                           devices="cpu")  # fmt: skip
-    assert verify("--recompute", "1%", model="") == 2
-    assert "the input of the run was an array in memory" in capsys.readouterr().err
-    penstock.run_inference("in.npy", "out.zarr", model=torch.nn.Identity(), patch=12, overlap=4,
-                           devices="cpu", overwrite=True)  # fmt: skip
-    assert verify("--recompute", "1%", model="") == 2
-    assert "names the model Identity(), which may run code" in capsys.readouterr().err
 
 
 def test_nothing_of_the_run_is_changed(done: Path, capsys: pytest.CaptureFixture[str]) -> None:

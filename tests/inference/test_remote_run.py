@@ -23,9 +23,8 @@ from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.status import RunLook, RunStatus
 
-from ..preloaded import started
-from .faulty_s3 import BODY, door_to
-from .kit import KILLED, SMALL, Array, arange, run, values
+from .faulty_s3 import door_to
+from .kit import SMALL, Array, arange, run, values
 
 SHAPE = (14, 14, 14)
 RUN_DIR = "s3://test-bucket/runs/one"
@@ -95,32 +94,6 @@ def test_a_run_that_was_interrupted_goes_on_by_what_is_in_the_bucket(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_by_what_is_in_the_bucket(
-    remote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    out = "s3://test-bucket/out.zarr"
-    Path("tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", "tmp")  # where the killed one leaves its rows
-    words = [*WORDS, "none", "--out-spec", out, "--run-dir", remote, "5"]
-    killed = started(tmp_path, words, KILLED)
-    killed.join()
-    assert killed.exitcode == -9, Path("said").read_text()
-    assert main(["status", remote]) == 3
-    assert "begun: 5 of 8 blocks" in capsys.readouterr().out
-    assert infer(remote, "--resume", out=out) == 0
-    assert document(remote, "summary.json")["blocks_skipped"] == 5
-    assert main(["status", f"{remote}/", "--watch"]) == 0
-    assert capsys.readouterr().out.endswith("done: 8 of 8 blocks are written (100.0%)\n")
-    assert (values(out) == alone()).all()
-    assert main(["verify", out, "--run-dir", remote]) == 0
-    assert len(Bucket(remote).names("done/")) == 2  # one for each start
-    assert document(remote, "run.json")["settings"]["run_dir"] == remote
-    assert Bucket(remote).read("metrics.jsonl")
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["tmp"]
-
-
-@pytest.mark.slow
 def test_elements_share_a_run_folder_in_a_bucket(
     run_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,28 +144,6 @@ def test_a_run_of_another_output_keeps_off_the_folder_of_one_at_work(run_dir: st
     assert states[0].state == "begun" and RunLook(run_dir).status().state == "done"
     assert refused[0].endswith("has the run of another output; name another one")
     assert not Path("second.zarr").exists()
-
-
-@pytest.mark.slow
-def test_a_store_that_is_busy_now_and_then_loses_no_note(
-    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(remote_log, "FLUSH_S", 0.01)
-    few = {"s3_request_retries": {"max_retries": 0}}
-    monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", few)
-    monkeypatch.setattr("penstock.data.stores.bucket.LONGEST_WAIT_S", 0.01)
-    with door_to(s3_endpoint) as door:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", door.url)
-        run_dir = "s3://test-bucket/c/run"  # the door knows chunks by their path
-        slow_down = (503, BODY.format("SlowDown", "Please reduce your request rate."))
-        door.answers, door.every = {"PUT": slow_down}, 3
-        knobs = {**SMALL, "overlap": 0, "run_dir": run_dir, "block": 8, "chunks": 8}
-        penstock.run_inference(arange(SHAPE), "out.zarr", **knobs)
-        assert door.refused > 0
-        run = document(run_dir, "run.json")["run"]
-        assert len(Notes(RemoteFolder(run_dir), run).fresh()) == 8
-    assert (values("out.zarr") == arange(SHAPE)).all()
 
 
 def test_a_store_that_is_gone_is_waited_for_and_then_the_run_can_go_on(

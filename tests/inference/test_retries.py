@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.config.infer import InferConfig
 from penstock.base.errors import StageError, StoreAway, UsageError
 from penstock.base.threads import Flow
-from penstock.cli import main
 from penstock.data.stores import transient
 from penstock.data.stores.in_memory import MemorySink
 from penstock.data.stores.lock import OutputLock, _LockFile
@@ -216,7 +214,6 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 VOLUME = distinct(20)[:10]
 """4 chunks of an output."""
 BRIEF = {"max_retries": 1, "initial_delay": "10ms"}
-OFTEN = {"max_retries": 32, "initial_delay": "1ms", "max_delay": "10ms"}
 
 
 def words(
@@ -233,48 +230,6 @@ def words(
              "--run-dir": folder, "--model-type": "identity", "--patch": 10, "--overlap": 0,
              "--block": 10, "--devices": "cpu", "--normalize": "none"}  # fmt: skip
     return ["infer", *(str(word) for pair in given.items() for word in pair)]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-def test_a_server_that_asks_to_slow_down_is_asked_again(
-    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with door_to(s3_endpoint) as door:
-        command = words(door, "out", tmp_path / "run", OFTEN, remote_input=True)
-        slow_down = (503, BODY.format("SlowDown", "Please reduce your request rate."))
-        door.answers, door.every = {"GET": slow_down, "PUT": slow_down}, 3
-        assert main(command) == 0
-        door.answers = {}
-        assert (get(door, "out") == VOLUME).all()
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["requests_repeated"] + summary["retries"] > 0
-    assert "TensorStore sent" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-def test_an_expired_token_is_told_at_once_and_a_server_that_stays_away_later_and_nothing_is_lost(
-    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with door_to(s3_endpoint) as door:
-        command = words(door, "out", tmp_path / "run", BRIEF)
-        expired = (400, BODY.format("ExpiredToken", "The provided token has expired."))
-        door.answers, door.every = {"PUT": expired}, 3
-        assert main(command) == 1
-        error = capsys.readouterr().err
-        assert len(error.strip().splitlines()) == 1
-        assert "ExpiredToken: The provided token has expired" in error
-        assert not (tmp_path / "run/retries.jsonl").exists()
-        door.answers, door.every = {"PUT": (503, BODY.format("SlowDown", "later"))}, 1
-        assert main([*command, "--resume", "--retry-for", "0.1s"]) == 3
-        error = capsys.readouterr().err
-        assert len(error.strip().splitlines()) == 1
-        assert error.startswith("penstock infer: write failed at block ")
-        assert "SlowDown: later" in error and "--retry-for" in error and "--resume" in error
-        door.answers = {}
-        assert main([*command, "--resume"]) == 0
-        assert (get(door, "out") == VOLUME).all()
 
 
 @pytest.mark.slow
@@ -338,41 +293,4 @@ def test_the_time_of_a_store_begins_anew_with_each_success_and_is_its_own(
     elsewhere = lambda: patient.run(Flow(), "out", "write", lambda: None)  # noqa: E731
     with pytest.raises(StoreAway, match=r"this went on for 10\.0 s and 10 attempts"):
         tries_of("-" * 40, during=elsewhere)
-    assert patient.failing_s == 0
-
-
-class OnPaper(Flow):
-    """A flow whose waits move a clock, and take no time."""
-
-    now = 0.0
-
-    def pause(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.mark.parametrize("minutes", [1, 10, 14, 16, 60])
-def test_a_store_that_vanishes_is_waited_for_as_long_as_by_default_and_no_longer(
-    minutes: int,
-) -> None:
-    """A wait is of half a minute at most: so soon the end of an absence is seen."""
-    limit = InferConfig.model_fields["retry_for"].default
-    assert limit == 15 * 60
-    flow, away, tries = OnPaper(), minutes * 60.0, [0]
-    patient = retries.Retries(limit, None, lambda: flow.now, lambda: None)
-
-    def work() -> str:
-        tries[0] += 1
-        if flow.now < away:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-        return "written"
-
-    if minutes < 15:
-        assert patient.run(flow, "out", "write", work) == "written"
-        assert away <= flow.now <= away + retries.LONGEST_S
-        assert patient.count == tries[0] - 1 >= away / retries.LONGEST_S
-        assert patient.seconds == pytest.approx(flow.now)
-    else:
-        with pytest.raises(StoreAway, match=r"this went on for 15 min 0 s and \d+ attempts"):
-            patient.run(flow, "out", "write", work)
-        assert flow.now == pytest.approx(limit)
     assert patient.failing_s == 0

@@ -108,27 +108,6 @@ def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (shaken == calm).all()
 
 
-@pytest.mark.parametrize(
-    ("seam", "shape"),
-    mainly(paired(["trim", "blend"], [(18, 20, 25), (3, 20, 34), (1, 1, 1)]), 1, 2),
-)
-def test_tiled_equals_untiled_where_the_context_covers_the_net(
-    shape: tuple[int, ...], seam: str
-) -> None:
-    """The net sees 2 voxels around it. Trimmed by 4 a tile cannot matter; blended only where the
-    rims of patches, which see zeros of the net's own padding, are given no weight to speak of."""
-    volume = np.random.default_rng(4).normal(size=shape).astype("float32")
-    net = nn.Sequential(nn.Conv3d(1, 1, 3, padding=1, bias=False)) if seam == "blend" else conv()
-    tiled = run(
-        volume, net, normalize="none", patch=16, overlap=8, seam_mode=seam, min_blend_weight=1e-6
-    )
-    padded = np.pad(volume, 8, mode="reflect")
-    with torch.inference_mode():
-        whole = net(torch.from_numpy(padded)[None, None])[0, 0, 8:-8, 8:-8, 8:-8].numpy()
-    tolerance = 1e-5 if seam == "trim" else 0.1
-    np.testing.assert_allclose(tiled, whole, atol=tolerance)
-
-
 def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None:
     seen: list[penstock.Progress] = []
     summary = infer.run_job(job(tmp_path), seen.append)
@@ -153,32 +132,6 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
         run(volume, conv(), seam_mode="blend", prep_workers=1, max_inflight_batches=1, **knobs)
         == alone
     ).all()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "normalize"),
-    mainly(
-        [
-            ("uint8", "none"),
-            ("int8", "global"),
-            ("uint16", "percentile"),
-            ("int16", "none"),
-            ("float16", "global"),
-            ("float32", "percentile"),
-            ("float64", "none"),
-            ("uint64", "global"),
-        ],
-        1,
-        4,
-    ),
-)
-def test_dtypes_survive_the_way_through(dtype: str, normalize: str) -> None:
-    data = (arange((5, 9, 7), "int64") % 200 - (0 if dtype[0] == "u" else 100)).astype(dtype)
-    out = run(data, normalize=normalize, patch=4, overlap=2)
-    if np.dtype(dtype).kind == "f" and normalize != "none":
-        np.testing.assert_allclose(out, data, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-4)
-    else:
-        assert (out == data).all()
 
 
 @pytest.mark.parametrize(
@@ -211,36 +164,6 @@ def test_times_and_channels_are_selected() -> None:
     run(data, out=same, t=[0, 2], c="1,3", patch=4, overlap=0)
     assert (same[[0, 2]][:, [1, 3]] == data[[0, 2]][:, [1, 3]]).all()
     assert (same[1] == 0).all()
-
-
-def test_several_channels_enter_one_model() -> None:
-    class Sum(nn.Module):
-        in_channels = 2
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.sum(1, keepdim=True)
-
-    data = arange((4, 3, 8, 9), "float32")
-    out = np.zeros((2, 3, 8, 9), "float32")
-    run(data, Sum(), out=out, patch=4, overlap=0, normalize="none")
-    assert (out == data.reshape(2, 2, 3, 8, 9).sum(1)).all()
-
-
-@pytest.mark.parametrize(("form", "seam"), paired(["tuple", "dict"], ["trim", "blend"]))
-def test_several_heads_go_to_several_sinks_of_their_own_dtype(form: str, seam: str) -> None:
-    class Heads(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            heads = (x, x > 50)
-            return heads if form == "tuple" else {"a": heads[0], "b": heads[1]}
-
-    data = arange((4, 5, 6))
-    same, mask = np.zeros_like(data), np.zeros(data.shape, "uint8")
-    penstock.run_inference(
-        data, (same, mask), model=Heads(), patch=4, overlap=2, normalize="none", devices="cpu",
-        seam_mode=seam, head_kind=["intensity", "labels"],
-    )  # fmt: skip
-    assert (same == data).all()
-    assert (mask == (data > 50)).all()
 
 
 @pytest.mark.parametrize(("seam", "overlap"), paired(["trim", "blend"], [1, 2]))
@@ -281,14 +204,6 @@ def test_a_halo_is_as_wide_around_every_block() -> None:
     np.testing.assert_allclose(out[6:8, 0, 0], [1, 0.5])
     assert (out[8:16] == 0).all()
     np.testing.assert_allclose(out[16:18, 0, 0], [1, 0.5])
-
-
-@pytest.mark.parametrize("dtype", mainly(["float64", "uint32", "bool", "uint8"], 0, 3))
-def test_blended_sums_of_every_dtype_fit_their_buffers(dtype: str) -> None:
-    data = np.ones((6, 6, 6), dtype)
-    out = run(data, patch=4, overlap=2, seam_mode="blend", normalize="none")
-    assert out.dtype == dtype
-    np.testing.assert_allclose(out.astype("float64"), data, atol=1e-6)
 
 
 def test_a_least_range_is_what_narrower_ones_are_divided_by() -> None:
@@ -360,14 +275,6 @@ def test_nan_stays_where_it_was(normalize: str, seam: str) -> None:
     assert (whole[spoilt] == 0).all()
     assert summary.not_finite == 2
     assert any(line.startswith("Not finite: 2 voxels of the input") for line in summary.lines())
-
-
-@pytest.mark.parametrize(
-    ("value", "normalize"), mainly(paired([0, 7, 65535], ["global", "percentile"]), 1)
-)
-def test_a_constant_volume_stays_constant(value: int, normalize: str) -> None:
-    data = np.full((5, 6, 7), value, "uint16")
-    assert (run(data, patch=4, overlap=2, normalize=normalize) == value).all()
 
 
 def test_each_sink_has_places_of_its_own() -> None:

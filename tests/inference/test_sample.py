@@ -238,24 +238,6 @@ def test_what_is_absent_is_told_from_what_is_lost(
     np.testing.assert_array_equal(values("out.zarr")[0, 0], right)
 
 
-@pytest.mark.slow
-def test_elements_leave_out_the_same_and_agree_on_the_mask(
-    here: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("--mask", "mask.zarr", "--box", "0:21", "0:16", ":")
-    assert infer("one.zarr", *words) == 0
-    assert infer("two.zarr", *words, "--prepare", "--workers", "3") == 0
-    for step in ("--statistics", "--part"):
-        capsys.readouterr()
-        assert infer("two.zarr", "--mask", "mask.zarr", step, "1/3") == 2  # without the box
-        assert "sample" in capsys.readouterr().err
-        for share in ("2/3", "1/3", "3/3"):
-            assert infer("two.zarr", *words, step, share) == 0
-    assert infer("two.zarr", *words, "--finish") == 0
-    assert "Sample: 28 of 120 patches" in capsys.readouterr().out
-    np.testing.assert_array_equal(values("two.zarr"), values("one.zarr"))
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

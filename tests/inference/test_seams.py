@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-import penstock
 from penstock.data.grid import reflect
 from penstock.inference.opening import seams
 from penstock.inference.opening.job import Job
@@ -21,15 +20,11 @@ from penstock.inference.run import run_job
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
 from penstock.models import REGISTRY, Model, Reach, Reduction, load_model
 from penstock.models.probes import find_reach
-from tests.networks import FAR, LOCAL, Made, conv, seeded
+from tests.networks import LOCAL, Made, conv, seeded
 
 from .kit import opened
 
 SMALL = ((25, 30, 21), (32, 32, 32), (17, 35, 45))
-SHAPES = ((50, 60, 41), (210, 40, 33), (28, 36, 230))
-"""The default patch cuts the last two along one axis at least; those that are named cut all."""
-PLANES = ((3, 300, 41), (2, 1100, 60), (2, 40, 1200))
-"""The same for networks of two axes."""
 
 
 def _untiled(net: nn.Module, volume: NDArray[Any], reach: Reach) -> NDArray[Any]:
@@ -91,37 +86,6 @@ def test_tiles_of_all_networks_equal_the_whole(name: str) -> None:
         _check_exact(name, shape, tiling)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("name", LOCAL)
-def test_four_tilings_of_three_volumes_equal_the_whole(name: str, number: int) -> None:
-    _check_exact(name, (PLANES if name == "2-D" else SHAPES)[number], 2, 4, 6)
-
-
-_SIDES = {"attention": 12, "MONAI SwinUNETR": 64}
-"""Sides of patches that these take, in time and at all."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=getattr(pytest.mark, "long" if n in _SIDES else "slow")) for n in FAR],
-)
-def test_what_leaves_seams_is_never_called_exact(name: str) -> None:
-    if name.startswith("MONAI"):
-        pytest.importorskip("monai")
-    net = seeded(FAR[name][0])
-    model = load_model(net)
-    shape = (20, 20, 20) if name == "attention" else (40, 40, 40)
-    knobs: dict[str, Any] = {}
-    if model.spatial_axes == 2:
-        shape, knobs = (model.in_channels, 1, 300, 70), {"axes": "czyx"}
-    summary = penstock.run_inference(
-        np.random.default_rng(0).random(shape, np.float32), np.zeros(shape, np.float32),
-        model=net, head_kind="intensity", patch=_SIDES.get(name, 32), **knobs
-    )  # fmt: skip
-    assert summary.seams.startswith("no overlap is ") and "exact (" not in summary.seams
-
-
 def _far() -> nn.Module:
     return nn.Sequential(conv(1, 2), nn.InstanceNorm3d(2), conv(2, 1))
 
@@ -161,26 +125,6 @@ def test_an_automatic_patch_computes_less_and_is_recorded(
     again = opened(out, patch="auto", batch="auto", resume=True, **knobs)
     assert again.geometry.patch == best.geometry.patch
     assert run_job(again).blocks_written == 0
-
-
-@pytest.mark.slow
-def test_a_resumed_run_obeys_the_recorded_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out.zarr"
-    volume = np.random.default_rng(0).random((20, 30, 25))
-    net = seeded(LOCAL["plain"][0])
-    knobs: dict[str, Any] = {"head_kind": "intensity", "devices": "cpu"}
-    penstock.run_inference(volume, out, model=net, **knobs)
-
-    def refuses(*_: object) -> Reach:
-        raise AssertionError("it was inspected again")
-
-    monkeypatch.setattr(seams, "_HERE", {})
-    monkeypatch.setattr(seams, "find_reach", refuses)
-    monkeypatch.setattr(seams, "chunk_and_halo", refuses)
-    again = penstock.run_inference(volume, out, model=net, resume=True, **knobs)
-    assert again.blocks_written == 0 and again.seams.startswith("exact")
 
 
 def test_what_is_found_is_kept_by_weights_and_code(

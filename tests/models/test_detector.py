@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from importlib import import_module
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -224,22 +223,6 @@ def test_it_learns_where_what_and_how_long() -> None:
         order = distance.argmin(0)
         assert got["is_fishing"][strong][order].tolist() == true["is_fishing"].tolist()
         assert got["length_m"][strong][order] == pytest.approx(true["length_m"], rel=0.35)
-
-
-@pytest.mark.slow
-def test_weights_are_plain_tensors_and_mixed_precision_stays_finite(net: Any) -> None:
-    other = copy.deepcopy(net)
-    file = BytesIO()
-    torch.save(net.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    images, targets = some_chips(1, 2, 48)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        total = sum(net(images, targets).values())
-        assert total.isfinite()
-        total.backward()
-        detections = net.eval()(images)[0]
-    assert detections["boxes"].dtype == torch.float32
 
 
 def test_what_there_is_not_is_said() -> None:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -280,32 +275,6 @@ def test_a_package_of_format_0_4_runs(kind: str, tmp_path: Path) -> None:
         rdf.write_text(re.sub(" *architecture_sha256.*\n", "", rdf.read_text()))
         with pytest.raises(UsageError, match="Missing required `architecture_sha256`"):
             load_model(str(tmp_path / "made"), trust=True)
-
-
-@pytest.mark.slow
-def test_a_zip_with_code_goes_on_after_a_kill(tmp_path: Path) -> None:
-    pytest.importorskip("bioimageio.spec")
-    package, x, _ = older(tmp_path / "made", "state")
-    volume = np.tile(x[0, 0], (16, 3, 3))
-    np.save(tmp_path / "in.npy", volume)
-
-    def command(out: str, *more: str) -> list[str]:
-        said = f"infer {tmp_path}/in.npy {tmp_path}/{out} --model {package} --trust-model --plain"
-        cut = "--patch 48 --overlap 4 --chunks 1 64 64 --block 1 64 64 --prep-workers 1"
-        return [sys.executable, "-m", "penstock", *said.split(), *cut.split(), *more]
-
-    begun = subprocess.Popen(command("a.zarr"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    until = time.monotonic() + 60
-    while begun.poll() is None and not [*(tmp_path / "a.zarr").glob("c/**/[0-9]")]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    os.kill(begun.pid, signal.SIGKILL)
-    begun.communicate()
-    for line in (command("a.zarr", "--resume"), command("b.zarr")):
-        ended = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
-    one, other = (open_source(str(tmp_path / name)) for name in ("a.zarr", "b.zarr"))
-    assert (one.read(one.domain) == other.read(other.domain)).all()
 
 
 # --- channels and directions ----------------------------------------------------------------------

@@ -22,7 +22,6 @@ from penstock.models import load as model
 from penstock.models.registry import PROGRAMS
 from penstock.models.weights import read_state
 
-from ..places import ROOT
 from .kit import Scripted, X
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of files and of its compiler
@@ -134,13 +133,6 @@ def test_a_program_runs_over_a_volume_with_its_own_and_with_other_weights(tmp_pa
         penstock.run_inference(volume, out, model=path, weights=file, trust_model=True, **knobs)
         penstock.run_inference(volume, want, model=net, **knobs)
         np.testing.assert_array_equal(out, want)
-
-
-def test_the_page_has_a_row_for_every_format() -> None:
-    page = (ROOT / "docs" / "background" / "trust.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ")]
-    for name in (*PROGRAMS, ".pth", ".safetensors", "file.py:function", "--trust-model"):
-        assert any(name in row for row in rows), name
 
 
 def test_the_switch_is_wherever_a_model_file_is_read() -> None:

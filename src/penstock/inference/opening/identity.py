@@ -120,7 +120,7 @@ def of_input(source: Source, *, resumes: bool) -> str:
         return f"memory: {num_bytes} bytes"
     array = source.array  # type: ignore[attr-defined]
     digest = hashlib.sha256(f"{array.shape} {array.dtype}".encode())
-    for index in np.ndindex(array.shape[:3]):
+    for index in np.ndindex(array.shape[:-2]):  # whole planes, whatever the rank
         digest.update(array[index].tobytes())
     return f"memory#{digest.hexdigest()[:16]}"
 
