@@ -93,15 +93,6 @@ def test_an_unfinished_warm_up_has_no_verdict() -> None:
     assert settle([0.01] * 20, 5.0) == (20, None)
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.3])
-def test_steady_noise_of_any_size_settles(noise: float) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        n, settled = settle(0.01 * rng.lognormal(0, noise, 400), 50.0)
-        assert settled
-        assert n <= 120
-
-
 @given(step=st.floats(1e-5, 10), seconds=st.floats(0.1, 10))
 def test_warm_up_of_steady_steps_takes_half_its_time_at_most(step: float, seconds: float) -> None:
     n, settled = settle([step] * 300, seconds)
@@ -167,10 +158,6 @@ def launches(
     """As many launches, with this noise within them and again between them."""
     middles = level * rng.lognormal(0, noise, (n, 1))
     return list(middles * rng.lognormal(0, noise, (n, samples)))
-
-
-def test_launch_medians() -> None:
-    assert intervals.launch_medians([[3, 1, 2], [5, 9]]).tolist() == [2, 7]
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7])

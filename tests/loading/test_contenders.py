@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
-import urllib.request
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -129,23 +127,6 @@ def test_torch_without_workers_reads_here(packed: Packed) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("name", ["zarr", "tensorstore-read", "dask-stacked"])
-def test_nothing_of_a_loader_is_left_after_close(name: str, packed: Packed) -> None:
-    needs(name)
-    order = ORDERS["stored"]
-
-    def half_an_epoch() -> None:
-        loader = make(name, packed.root, order)
-        next(loader.batches())
-        loader.close()
-
-    half_an_epoch()  # what a library starts once, it keeps: zarr its event loop and its pool
-    threads, processes = set(threading.enumerate()), set(psutil.Process().children())
-    half_an_epoch()
-    assert {t for t in set(threading.enumerate()) - threads if "zarr_pool" not in t.name} == set()
-    assert set(psutil.Process().children()) == processes
-
-
 def test_loaders_read_shards(tmp_path: Path) -> None:
     packed = pack(tmp_path / "data", shards=4)
     for name in ("zarr", "dask-stacked", "tensorstore-loop"):
@@ -175,30 +156,6 @@ def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Pat
         make(name, packed.root, Order(SAMPLES, 1, patches_per_sample=4))
     with pytest.raises(UsageError, match="no array at"):
         make(name, {"inputs": str(tmp_path / "none")}, ORDERS["stored"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["zarr", "tensorstore-loop", "dask-sample"])
-def test_the_same_batches_come_over_a_network(
-    name: str,
-    packed: Packed,
-    s3_endpoint: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    needs(name)
-    pytest.importorskip("obstore")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    files = [path for path in packed.root.rglob("*") if path.is_file()]
-    for path in files:
-        key = path.relative_to(packed.root).as_posix()
-        url = f"{s3_endpoint}/test-bucket/{key}"
-        raw = {"Content-Type": "application/octet-stream"}  # or it is taken for a form
-        request = urllib.request.Request(url, path.read_bytes(), raw, method="PUT")
-        urllib.request.urlopen(request, timeout=300).close()
-    loader = make(name, "s3://test-bucket", ORDERS["stored"])
-    check_epoch(loader.batches(), ORDERS["stored"], packed)
-    loader.close()
 
 
 @pytest.mark.parametrize("name", [name for name in LIBRARY if "tensorstore" not in name])
