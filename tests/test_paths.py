@@ -20,6 +20,7 @@ from penstock.data.stores.open import open_sink, open_source
 from penstock.loading.loader import Loader
 
 from .arrays import counted_up, zarr
+from .parameters import paired
 
 SMALL = ["--model-type", "identity", "--patch", "8", "--overlap", "2", "--devices", "cpu"]
 DATA = counted_up(16)
@@ -147,8 +148,9 @@ def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(
     assert sorted(data.rglob("*")) == before
 
 
-@pytest.mark.parametrize("within", ["", "run", "../link/run"])
-@pytest.mark.parametrize("kind", ["packed", "chips", "array"])
+@pytest.mark.parametrize(
+    ("kind", "within"), paired(("packed", "chips", "array"), ("", "run", "../link/run"))
+)
 def test_a_training_keeps_out_of_its_data(
     kind: str, within: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

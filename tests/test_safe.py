@@ -30,6 +30,7 @@ from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study_text import runs_to_csv
 
 from .arrays import counted_up, zarr
+from .parameters import crossed
 from .rows import rows_of
 from .slow_server import Loopback
 
@@ -280,13 +281,15 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
         assert not [path for path in tmp_path.rglob("*") if "hunter2word" in path.name], words
 
 
-@pytest.mark.parametrize("key", ["hunter2word", "half/hunter2word", "a+b/hunter2word/c"])
-@pytest.mark.parametrize(
-    "spec",
-    ["s3://me:{}@bucket/x.zarr", "gs://me:{}@bucket/x", "S3://me:{}@bucket/x", "s3://me:{}@bucket/x|zarr3:",
-     '{{"driver": "zarr3", "kvstore": "s3://me:{}@bucket/x"}}',
-     '{{"driver": "zarr3", "kvstore": {{"driver": "s3", "bucket": "me:{}@bucket", "path": "x"}}}}'],
+BUCKETS = (
+    "s3://me:{}@bucket/x.zarr", "gs://me:{}@bucket/x", "S3://me:{}@bucket/x",
+    "s3://me:{}@bucket/x|zarr3:", '{{"driver": "zarr3", "kvstore": "s3://me:{}@bucket/x"}}',
+    '{{"driver": "zarr3", "kvstore": {{"driver": "s3", "bucket": "me:{}@bucket", "path": "x"}}}}',
 )  # fmt: skip
+LOGINS = ("hunter2word", "half/hunter2word", "a+b/hunter2word/c")
+
+
+@pytest.mark.parametrize(("spec", "key"), crossed(BUCKETS, LOGINS))
 def test_a_login_before_a_bucket_is_in_no_text(
     spec: str,
     key: str,
