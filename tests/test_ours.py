@@ -140,7 +140,7 @@ def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["real.json"]
 
 
-def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+def test_a_device_is_written_to_and_stays_one() -> None:
     ours.check_outputs(("--json", Path(os.devnull)))
     write(Path(os.devnull), "gone")
     assert not Path(os.devnull).is_file()

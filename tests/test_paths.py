@@ -76,9 +76,7 @@ def test_a_file_url_may_have_dots(beside: Path) -> None:
     "out",
     ["../out.zarr", *(pytest.param(o, marks=pytest.mark.slow) for o in ("~/o.zarr", "../o.n5"))],
 )
-def test_infer_and_plan_take_dots(
-    beside: Path, out: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_infer_and_plan_take_dots(beside: Path, out: str) -> None:
     words = ["--in-spec", "../in.zarr", "--out-spec", out, *SMALL]
     assert main(["plan", *words]) == 0
     assert main(["infer", *words, "--normalize", "none"]) == 0
@@ -88,9 +86,7 @@ def test_infer_and_plan_take_dots(
     assert not list((beside / "here").iterdir())
 
 
-def test_generated_samples_are_read_through_dots(
-    beside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generated_samples_are_read_through_dots(beside: Path) -> None:
     words = ["--samples", "4", "--grid", "8", "16"]
     assert main(["generate", "ufs-p2", "../set", *words]) == 0
     expected = next(iter(Loader(beside / "set", batch_size=2)))

@@ -79,7 +79,7 @@ def test_a_bar_of_the_users_model_stays_one_line() -> None:
     assert "\\r" not in stream.getvalue() and stream.getvalue().count("\r") >= 3
 
 
-def test_what_rich_draws_stays_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_rich_draws_stays_drawn() -> None:
     from rich.console import Console
 
     SafeStream(Console().file)  # type: ignore[arg-type]

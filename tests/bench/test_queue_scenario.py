@@ -140,7 +140,7 @@ def test_a_reader_that_fails_ends_the_prefill_and_is_told(data: Path, tmp_path: 
         way.get()
 
 
-def test_an_endless_order_is_its_epochs_one_after_the_other(data: Path) -> None:
+def test_an_endless_order_is_its_epochs_one_after_the_other() -> None:
     order = Order(num_samples=7, batch_size=2, seed=3, shuffle="sample", drop_last=True)
     for reshuffled in (False, True):
         endless = Endless(**asdict(order), reshuffled=reshuffled)

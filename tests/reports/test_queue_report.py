@@ -144,9 +144,7 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_readings_alone_are_a_page_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_readings_alone_are_a_page_of_their_own(tmp_path: Path) -> None:
     """What ``tune loader`` leaves."""
     ledger = tmp_path / "tuned.jsonl"
     readings = [
