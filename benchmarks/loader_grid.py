@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
+from scipy import special
 
 import readme
 from loader_epoch import BATCH, CONTENDERS, LAYOUTS, OURS, QUICK, THREADS, Layout, write
@@ -74,7 +74,9 @@ def ratio(rows: Sequence[Row], other: str, what: str = "seconds") -> Ratio:
     mean = float(logs.mean())
     wide = math.inf
     if len(logs) > 1:
-        wide = float(student.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+        wide = float(
+            special.stdtrit(len(logs) - 1, 0.975) * logs.std(ddof=1) / math.sqrt(len(logs))
+        )
     return Ratio(math.exp(mean), math.exp(mean - wide), math.exp(mean + wide), len(logs))
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -72,7 +71,7 @@ def test_quick_benchmark_measures_or_skips_every_contender(
     assert all(r["extra"]["write_measured"] == pytest.approx(1, abs=0.01) for r in penstock)
 
 
-def test_report_is_computed_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_computed_from_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Change the data and the sentence changes: a target is met, then missed by what it lacks."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench = runpy.run_path(str(BENCHMARKS / "infer.py"))
@@ -188,28 +187,6 @@ def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> N
     assert (
         f"took {least:.2f} to {most:.2f} of the loop's time, with a median of {median:.2f}" in guide
     )
-
-
-@pytest.mark.slow
-def test_two_commits_differ_in_words_and_not_in_what_was_measured(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
-    script = runpy.run_path(str(BENCHMARKS / "unchanged.py"))
-
-    def outcome(place: str, seconds: list[float], word: str, digest: str) -> dict[str, Any]:
-        folder = tmp_path / place
-        folder.mkdir()
-        document = {"seconds": seconds, "said": f"{word} in {seconds[0]} s", "run": digest}
-        (folder / "a.json").write_text(json.dumps(document))
-        (folder / "a.yaml").write_text(f"seconds: {seconds[0]}\nsaid: {word}\n")
-        files = {p.name: script["_content"](p, script["_masked"]) for p in folder.iterdir()}
-        return {"infer": {"code": 0, "measured": True, "text": "", "files": files}}
-
-    before = outcome("before", [1.25, 3e-05], "read", "63c35aa243734992")
-    again = outcome("again", [0.5, 12.0, 1e6], "read", "ef01b2c3d4e5f678")
-    assert script["differences"](before, again) == ([], [])
-    other = outcome("other", [1.25, 3e-05], "written", "63c35aa243734992")
-    wrong = "infer: a.json, a.yaml"
-    assert script["differences"](before, other) == ([wrong], [])
 
 
 def test_without_the_data_the_emulator_is_skipped_with_a_sentence(

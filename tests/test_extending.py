@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import shlex
@@ -22,6 +21,7 @@ from penstock.base.errors import UsageError
 from penstock.cli import main
 
 from .anew import imported_anew
+from .rows import rows_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -157,8 +157,7 @@ def test_what_is_added_inside_penstock_runs(
     assert len(shown) == len(titles) and all(output in said for output in shown), said
     if "A tracker" in titles:
         (table,) = (tree / "work" / "run" / "track" / "table").glob("*/metrics.csv")
-        with table.open(newline="") as file:
-            first = next(row for row in csv.DictReader(file) if row["step"] == "1")
+        first = next(row for row in rows_of(table) if row["step"] == "1")
         assert float(first["train_loss_step"]) > 0
 
 

@@ -5,7 +5,6 @@ What a training does is asked of both, so that the same calls are tested where t
 
 from __future__ import annotations
 
-import csv
 import gc
 import json
 import os
@@ -23,11 +22,11 @@ import pytest
 
 import penstock
 from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, SuiteConfig, TrainConfig
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete
-from penstock.bench.suite.execute import suite_cases
-from penstock.bench.suite.preset import read_preset
 from penstock.cli import main
+
+from .rows import rows_of
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ON_GPU = (
@@ -317,8 +316,7 @@ def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: fl
 
 def assert_logged(out: Path, results: Mapping[str, Any], device: str) -> None:
     """Each step has its phases, and the peaks are of the device that trained."""
-    with (out / "steps" / "rank0.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(out / "steps" / "rank0.csv")
     assert len(rows) == results["steps"]
     for row in rows:
         phases = [float(row[f"{name}_s"]) for name in PHASES]
@@ -424,14 +422,6 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
 
 
 # --- the benchmark of a GPU ----------------------------------------------------------------------
-
-
-def test_the_suite_of_the_benchmark_is_resnet50_in_mixed_precision(tmp_path: Path) -> None:
-    preset = read_preset(BENCHMARKS / "gpu_suite.json")
-    cases = suite_cases(preset, build(SuiteConfig, {"output_dir": tmp_path}))
-    assert len(cases) == 10
-    for case in cases:
-        assert (case["device"], case["backbone"], case["amp"]) == ("cuda", "resnet50", True)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -18,15 +17,11 @@ from penstock.base.errors import UsageError
 from penstock.base.files import replacing, store_around
 from penstock.cli import main
 
-from .reports.kit import SEED_CSV
+from .arrays import counted_up, zarr
+from .reports.kit import GPU_CSV, SEED_CSV
 from .scaling.kit import log
 
 THEIRS = "what a user wrote in a week"
-GPU_CSV = """\
-timestamp, index, name, memory.used [MiB], utilization.gpu [%]
-2025/09/05 12:00:00.000, 0, H100, 100 MiB, 10 %
-2025/09/05 12:00:01.000, 0, H100, 200 MiB, 20 %
-"""
 
 
 def write(path: Path, text: str) -> None:
@@ -145,7 +140,7 @@ def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["real.json"]
 
 
-def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+def test_a_device_is_written_to_and_stays_one() -> None:
     ours.check_outputs(("--json", Path(os.devnull)))
     write(Path(os.devnull), "gone")
     assert not Path(os.devnull).is_file()
@@ -158,43 +153,11 @@ def run(words: list[Any]) -> int:
     return main([str(word) for word in words])
 
 
-def zarr(path: Path) -> Path:
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
-    array = ts.open(spec, create=True, dtype="uint16", shape=[8, 8, 8]).result()
-    array.write(np.arange(512, dtype="uint16").reshape(8, 8, 8)).result()
-    return path
-
-
-@pytest.mark.slow
-def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, mine = zarr(tmp_path / "in.zarr"), tmp_path / "results" / "mine.json"
-    words = ["infer", "--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type",
-             "identity", "--patch", 8, "--overlap", 0, "--devices", "cpu"]  # fmt: skip
-    mine.parent.mkdir()
-    mine.write_text(THEIRS)
-    before = (source / "zarr.json").read_bytes()
-    for flag in ("--metrics-json", "--trace"):
-        for place, why in ((source / "zarr.json", "lies inside the input"),
-                           (tmp_path / "out.zarr/a.json", "lies inside the output"),
-                           (mine, "is not known to be Penstock's")):  # fmt: skip
-            assert run([*words, flag, place]) == 2
-            assert why in capsys.readouterr().err
-    assert (source / "zarr.json").read_bytes() == before and mine.read_text() == THEIRS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "results"]
-    outputs = ["--metrics-json", mine.with_name("m.json"), "--trace", mine.with_name("t.json")]
-    for again in ((), ("--overwrite",), ("--resume",)):
-        assert run([*words, *outputs, *again]) == 0  # twice in a row, as ever
-    mine.with_name("t.json").write_text(THEIRS)
-    assert run([*words, *outputs, "--resume"]) == 2
-    assert run([*words, *outputs, "--overwrite"]) == 0
-    json.loads(mine.with_name("t.json").read_text())
-
-
 def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Metrics in the place of run.json were lost, and a trace there left no run to resume."""
-    source, net = zarr(tmp_path / "in.zarr" / "0").parent, tmp_path / "net.py"
+    source, net = zarr(tmp_path / "in.zarr" / "0", counted_up()).parent, tmp_path / "net.py"
     net.write_text("def net():\n    return lambda x: x + 1\n")
     (source / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     words = ["infer", "--in-spec", source / "0", "--out-spec", tmp_path / "out.zarr", "--patch", 8,
@@ -241,21 +204,15 @@ NET = "from torch import nn\n\n\ndef net():\n    return nn.Conv2d(3, 3, 1)\n"
 OF_NETS = "bench model --weights w.safetensors --tile-sizes 16 --model"
 READS: list[tuple[str, str]] = [
     ("tune loader set --step-time 1 --output", "set/dataset.json"),
-    ("tune loader set --step-time 1 --output", "set/new.yaml"),
     ("tune loader set --step-time 1 --output {new} --ledger", "set/new"),
-    ("tune loader a.npy --step-time 1 --ledger . --output", "records.jsonl"),
     ("bench loader set --output", "set/new.csv"),
     ("bench loader a.npy --ledger . --output", "records.jsonl"),
     ("bench queue set --output", "set/new.csv"),
-    ("bench queue set --output {new} --ledger", "set/new"),
-    ("bench queue a.npy --ledger . --output", "records.jsonl"),
     ("bench model --ledger . --output", "records.jsonl"),
     ("bench model --ledger . --output a.csv --recommend", "records.jsonl"),
     (f"{OF_NETS} nets.py:net --output", "nets.py"),
-    (f"{OF_NETS} nets:net --output", "nets.py"),
     (f"{OF_NETS} nets.pt2 --output a.csv --recommend", "nets.pt2"),
     (f"{OF_NETS} nets:net --output", "w.safetensors"),
-    (f"{OF_NETS} nets:net --output a.csv --recommend", "w.safetensors"),
     ("compare set set --json", "set/records.jsonl"),
     ("report set --output {new} --csv", "set/records.jsonl"),
     ("scaling runs.csv --output", "."),

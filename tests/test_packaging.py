@@ -22,7 +22,7 @@ from penstock.base.errors import DISTRIBUTION, missing
 from penstock.instruments import environment
 
 from .anew import OPTIONAL
-from .reports.kit import launch
+from .reports.kit import GPU_CSV, launch
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -144,10 +144,7 @@ for words in sys.argv[1:]:
 @pytest.mark.slow
 def test_every_verb_without_the_extras_names_the_one_it_needs(tmp_path: Path) -> None:
     """The core alone, asked in Python, then by every verb that wants more."""
-    (tmp_path / "gpus.csv").write_text(
-        "timestamp, index, name, memory.used [MiB], utilization.gpu [%]\n"
-        "2026/11/22 12:00:00.000, 0, NVIDIA A10G, 100 MiB, 50 %\n"
-    )
+    (tmp_path / "gpus.csv").write_text(GPU_CSV)
     (tmp_path / "b.jsonl").write_text(launch(8).line() + "\n")
     error = says_fresh(OF_CORE, [*WITHOUT], tmp_path)
     plans, runs, *lines = error.splitlines()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tensorstore as ts
 
 import penstock
 from penstock.base.config.knobs import build
@@ -22,19 +19,11 @@ from penstock.data.scenes.synthetic import write_data_set
 from penstock.data.stores.open import open_sink, open_source
 from penstock.loading.loader import Loader
 
+from .arrays import counted_up, zarr
+from .parameters import paired
+
 SMALL = ["--model-type", "identity", "--patch", "8", "--overlap", "2", "--devices", "cpu"]
-DATA = np.arange(16**3, dtype="uint16").reshape(16, 16, 16)
-
-
-def array(folder: Path, data: Any = DATA) -> Path:
-    """A plain Zarr array."""
-    spec = {
-        "driver": "zarr",
-        "kvstore": {"driver": "file", "path": str(folder)},
-        "metadata": {"shape": data.shape, "dtype": data.dtype.str, "chunks": [8] * data.ndim},
-    }
-    ts.open(spec, create=True).result().write(data).result()
-    return folder
+DATA = counted_up(16)
 
 
 @pytest.fixture
@@ -43,7 +32,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    array(tmp_path / "in.zarr")
+    zarr(tmp_path / "in.zarr", DATA)
     return tmp_path
 
 
@@ -76,7 +65,7 @@ def test_every_spec_may_name_a_folder_through_dots(beside: Path, spec: Any) -> N
 
 def test_a_file_url_may_have_dots(beside: Path) -> None:
     (beside / "a b").mkdir()
-    array(beside / "a b" / "in.zarr")
+    zarr(beside / "a b" / "in.zarr", DATA)
     for name in ("/a%20b/../in.zarr", "/a%20b/../a%20b/in.zarr/"):
         url = f"file://{beside}{name}"
         for spec in (url, {"driver": "zarr", "kvstore": url}):
@@ -87,9 +76,7 @@ def test_a_file_url_may_have_dots(beside: Path) -> None:
     "out",
     ["../out.zarr", *(pytest.param(o, marks=pytest.mark.slow) for o in ("~/o.zarr", "../o.n5"))],
 )
-def test_infer_and_plan_take_dots(
-    beside: Path, out: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_infer_and_plan_take_dots(beside: Path, out: str) -> None:
     words = ["--in-spec", "../in.zarr", "--out-spec", out, *SMALL]
     assert main(["plan", *words]) == 0
     assert main(["infer", *words, "--normalize", "none"]) == 0
@@ -99,19 +86,7 @@ def test_infer_and_plan_take_dots(
     assert not list((beside / "here").iterdir())
 
 
-def test_an_output_by_a_spec_takes_dots(beside: Path) -> None:
-    metadata = {"shape": DATA.shape, "dtype": "<u2", "chunks": [8, 8, 8]}
-    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": "../out.zarr"}, "path": "0",
-            "metadata": metadata, "create": True}  # fmt: skip
-    words = ["--in-spec", "../in.zarr", "--out-spec", json.dumps(spec), *SMALL]
-    assert main(["infer", *words, "--normalize", "none"]) == 0
-    made = open_source(beside / "out.zarr" / "0")
-    assert (made.read(made.domain)[0, 0] == DATA).all()
-
-
-def test_generated_samples_are_read_through_dots(
-    beside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generated_samples_are_read_through_dots(beside: Path) -> None:
     words = ["--samples", "4", "--grid", "8", "16"]
     assert main(["generate", "ufs-p2", "../set", *words]) == 0
     expected = next(iter(Loader(beside / "set", batch_size=2)))
@@ -140,7 +115,7 @@ def test_an_output_inside_the_input_is_refused(beside: Path, inside: str) -> Non
 
 
 def test_an_output_beside_the_input_in_one_group_is_fine(tmp_path: Path) -> None:
-    array(tmp_path / "group.zarr" / "0")
+    zarr(tmp_path / "group.zarr" / "0", DATA)
     penstock.run_inference(
         tmp_path / "group.zarr" / "0", tmp_path / "group.zarr" / "1", model="identity", patch=8,
         overlap=2, devices="cpu", normalize="none",
@@ -169,8 +144,9 @@ def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(
     assert sorted(data.rglob("*")) == before
 
 
-@pytest.mark.parametrize("within", ["", "run", "../link/run"])
-@pytest.mark.parametrize("kind", ["packed", "chips", "array"])
+@pytest.mark.parametrize(
+    ("kind", "within"), paired(("packed", "chips", "array"), ("", "run", "../link/run"))
+)
 def test_a_training_keeps_out_of_its_data(
     kind: str, within: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +154,7 @@ def test_a_training_keeps_out_of_its_data(
     data = tmp_path / "data"
     (tmp_path / "link").symlink_to(data)
     if kind == "array":
-        array(data)
+        zarr(data, DATA)
     else:
         data.mkdir()
         (data / {"packed": "dataset.json", "chips": "index.json"}[kind]).write_text("{}")

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from penstock.base import Knobs
-from penstock.base.config.cluster import SimulateConfig
-from penstock.base.config.data import LoaderConfig, PreprocessConfig
-from penstock.base.config.infer import InferConfig
 from penstock.cli import VERBS, parser_of
 
 RATE = r"\bbytes (?:a|per) second\b"
@@ -51,15 +48,3 @@ def test_rates_and_times_have_their_unit(reference: Any) -> None:
                 seen += 1
                 missing += [f"{name}: {kind}"] * (unit not in kind)
     assert missing == [] and seen > 20
-
-
-def test_a_unit_stands_beside_the_bounds(reference: Any) -> None:
-    def kind(model: type[Knobs], name: str) -> str:
-        return str(reference.kind_of_knob(model.model_fields[name]))
-
-    phrase = "bytes a second, or with a unit such as `512MiB`"
-    assert kind(SimulateConfig, "inside") == phrase
-    assert kind(LoaderConfig, "cache") == "bytes, or with a unit such as `512MiB`"
-    assert kind(SimulateConfig, "overlap") == "number ≥ 0 ≤ 1 (share)"
-    assert kind(InferConfig, "amp") == "`auto`, `fp16`, `bf16`, `off`"
-    assert kind(PreprocessConfig, "overlap") == "whole number ≥ 0 (pixels)"

@@ -7,7 +7,6 @@ import csv
 import io
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -15,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorstore as ts
 from tqdm import tqdm
 
 from penstock.base.safe_text import SafeStream
 from penstock.base.secrets import redact, redacted, scrubbed
 from penstock.cli import VERBS, main
-from penstock.data.stores.open import open_source
 from penstock.instruments.ledger import Ledger, ledger_to_csv
 from penstock.instruments.record import Record, case_key
 from penstock.reports.charts.chart import before_after_figure
@@ -32,17 +29,13 @@ from penstock.reports.table import Columns, append_rows
 from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study_text import runs_to_csv
 
+from .arrays import counted_up, zarr
+from .parameters import crossed
+from .rows import rows_of
 from .slow_server import Loopback
 
 HOSTILE = "<script>a|b\x1b[2J<img src=x onerror=y>![p](http://e.vil)"
 SECRETS = ("hunter2word", "bearer-of-keys", "s1gnature", "env-secret-value")
-
-
-def zarr(path: Path) -> Path:
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
-    array = ts.open(spec, create=True, dtype="uint16", shape=[8, 8, 8]).result()
-    array.write(np.arange(512, dtype="uint16").reshape(8, 8, 8)).result()
-    return path
 
 
 def record(**case: Any) -> Record:
@@ -86,7 +79,7 @@ def test_a_bar_of_the_users_model_stays_one_line() -> None:
     assert "\\r" not in stream.getvalue() and stream.getvalue().count("\r") >= 3
 
 
-def test_what_rich_draws_stays_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_rich_draws_stays_drawn() -> None:
     from rich.console import Console
 
     SafeStream(Console().file)  # type: ignore[arg-type]
@@ -101,8 +94,7 @@ def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> N
     assert "\x1b" not in page and "a\\|b" in page
     ledger_to_csv([record(model="=HYPERLINK(1)"), record(model="@x"), record(model="-2")],
            tmp_path / "a.csv")  # fmt: skip
-    with (tmp_path / "a.csv").open(newline="") as file:
-        models = [row["case.model"] for row in csv.DictReader(file)]
+    models = [row["case.model"] for row in rows_of(tmp_path / "a.csv")]
     assert models == ["'=HYPERLINK(1)", "'@x", "-2"]
 
 
@@ -192,11 +184,11 @@ def test_no_verb_writes_or_prints_a_key(
 ) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     out = tmp_path / "out"
-    zarr(tmp_path / "data" / "in.zarr")
+    zarr(tmp_path / "data" / "in.zarr", counted_up())
     with Loopback(tmp_path / "data", 0.0) as server:
         place = f"{server.url.rstrip('/')}/in.zarr/"
         query = "?X-Amz-Signature=s1gnature&token=env-secret-value"
-        spec = {"driver": "zarr3", "kvstore": {
+        spec = {"driver": "zarr", "kvstore": {
             "driver": "http", "base_url": place,
             "headers": ["Authorization: Bearer bearer-of-keys"]}}  # fmt: skip
         infer = ["infer", "--in-spec", json.dumps(spec), "--out-spec", f"{out}/a.zarr",
@@ -289,13 +281,15 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
         assert not [path for path in tmp_path.rglob("*") if "hunter2word" in path.name], words
 
 
-@pytest.mark.parametrize("key", ["hunter2word", "half/hunter2word", "a+b/hunter2word/c"])
-@pytest.mark.parametrize(
-    "spec",
-    ["s3://me:{}@bucket/x.zarr", "gs://me:{}@bucket/x", "S3://me:{}@bucket/x", "s3://me:{}@bucket/x|zarr3:",
-     '{{"driver": "zarr3", "kvstore": "s3://me:{}@bucket/x"}}',
-     '{{"driver": "zarr3", "kvstore": {{"driver": "s3", "bucket": "me:{}@bucket", "path": "x"}}}}'],
+BUCKETS = (
+    "s3://me:{}@bucket/x.zarr", "gs://me:{}@bucket/x", "S3://me:{}@bucket/x",
+    "s3://me:{}@bucket/x|zarr3:", '{{"driver": "zarr3", "kvstore": "s3://me:{}@bucket/x"}}',
+    '{{"driver": "zarr3", "kvstore": {{"driver": "s3", "bucket": "me:{}@bucket", "path": "x"}}}}',
 )  # fmt: skip
+LOGINS = ("hunter2word", "half/hunter2word", "a+b/hunter2word/c")
+
+
+@pytest.mark.parametrize(("spec", "key"), crossed(BUCKETS, LOGINS))
 def test_a_login_before_a_bucket_is_in_no_text(
     spec: str,
     key: str,
@@ -329,7 +323,7 @@ def test_no_output_has_a_key_in_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    zarr(tmp_path / "in.zarr")
+    zarr(tmp_path / "in.zarr", counted_up())
     infer = ["infer", "--in-spec", "in.zarr", "--out-spec", "out.zarr", "--model-type", "identity",
              "--patch", "8", "--overlap", "0", "--devices", "cpu"]  # fmt: skip
     here = "a URL was given; give a place on this machine"
@@ -373,19 +367,3 @@ def test_a_record_holds_no_key(tmp_path: Path) -> None:
     Ledger(tmp_path).append(record)
     assert record.key == case_key("loader", case) == case_key("loader", record.case)
     assert not leaks(tmp_path, str(record))
-
-
-def test_a_source_is_named_without_its_key(tmp_path: Path) -> None:
-    zarr(tmp_path / "in.zarr")
-    with Loopback(tmp_path, 0.0) as server:
-        kvstore = {
-            "driver": "http",
-            "base_url": f"{server.url.rstrip('/')}/in.zarr/?token=hunter2word",
-        }
-        try:
-            source = open_source({"driver": "zarr3", "kvstore": kvstore})
-        except ValueError as error:
-            assert "hunter2word" not in str(error)
-        else:
-            assert "hunter2word" not in source.name + source.fingerprint
-    assert os.environ.get("SOME_SERVICE_TOKEN") is None

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import penstock
 from penstock.base.config import knobs
 from penstock.cli import VERBS
 
-from .reports.browser import CHROMIUM, Browser
+from .reports.browser import Browser
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
@@ -38,14 +37,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return out
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 class Loaded(HTMLParser):

@@ -114,7 +114,7 @@ def test_a_folder_that_workers_do_not_share_is_said(
 
 @pytest.mark.usefixtures("_zoo", "zoo_here")
 def test_the_client_keeps_what_workers_bring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record, a folder and a failure, by workers of Dask that live on."""
     monkeypatch.chdir(tmp_path)

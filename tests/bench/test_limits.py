@@ -80,13 +80,6 @@ def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
     assert {launch.memory_limit for launch in machine.launches} == {5000}
 
 
-def test_a_crash_is_no_limit(tmp_path: Path) -> None:
-    (limit,) = limits.model_limits(
-        CASE, ["8"], 2, 512, 10_000, Ledger(tmp_path), timeout_s=9, run=Machine("crash")
-    )
-    assert limit.batch is None and "SIGSEGV" in limit.sentence
-
-
 @pytest.mark.slow
 def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
     """One layer of 3x3, 16 channels: its output alone is 64 bytes for each pixel."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from penstock.cli import main
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record
 
+from ..rows import rows_of
 from .kit_loader import own_array, record
 
 
@@ -128,8 +128,7 @@ def test_from_data_to_a_page(
     assert main([*command, "--no-ladder"]) == 0
     out = capsys.readouterr().out
     assert "Seconds for a batch" in out and "one launch each, not compared" in out
-    with Path("l.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(Path("l.csv"))
     assert [(r["loader"], r["wrong"], r["status"]) for r in rows] == [
         ("penstock", "0", "ok"), ("zarr", "0", "ok"),
     ]  # fmt: skip
@@ -147,8 +146,7 @@ def test_from_data_to_a_page(
     assert main(["report", "l.ledger"]) == 2
     assert "l.report/report.md exists; --overwrite" in capsys.readouterr().err
     assert main(["report", "l.ledger", "--overwrite", "--csv", "launches.csv"]) == 0
-    with Path("launches.csv").open(newline="") as file:
-        assert [row["case.loader"] for row in csv.DictReader(file)] == ["penstock", "zarr"]
+    assert [row["case.loader"] for row in rows_of(Path("launches.csv"))] == ["penstock", "zarr"]
     assert main(["report", "none.ledger"]) == 2
 
 

@@ -137,18 +137,6 @@ def test_every_rung_delivers_the_same_bytes(data: Path, name: str) -> None:
         assert result["facts"]["wrong"] == result["facts"]["missing"] == 0
 
 
-def test_far_data_that_may_not_be_listed_is_described(tmp_path: Path) -> None:
-    pytest.importorskip("tensorstore")
-    from ..loading.kit import forbidding
-
-    weather(tmp_path / "data", samples=4, shards=1)
-    with forbidding(tmp_path) as url:
-        far = {**case(tmp_path), "data": f"{url}/data", "cache": "as-is"}
-        assert check(far)[1]["samples"] == 4
-        with pytest.raises(UsageError, match=r"none.*403"):
-            check({**far, "data": f"{url}/none"})
-
-
 @pytest.fixture(scope="module")
 def planes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("planes") / "v.zarr"
@@ -203,11 +191,3 @@ def test_any_array_is_measured_and_checked(tmp_path: Path) -> None:
     assert facts["stored_bytes"] > 0
     checked = with_checks(open_dataset_or_array(path), range(16))
     assert checked.checks["data"].tolist() == [checksum(sample) for sample in values]
-
-
-def test_rungs_read_patches(tmp_path: Path) -> None:
-    own_array(tmp_path / "own", "zarr", (1, 8, 9, 16))
-    knobs = case(tmp_path / "own", patch=[1, 4, 5, 8], shuffle="global", batch=2, batches=2)
-    del knobs["loader"]
-    facts = measured(rung({**knobs, "rung": "L3"}))["facts"]
-    assert facts["wrong"] == 0 and facts["samples"] == 8

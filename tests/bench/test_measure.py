@@ -20,6 +20,7 @@ from penstock.bench import measure as under_test
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import Phase, WrongResult
 
+from ..device_queue import DeviceQueue
 from ..preloaded import started
 
 RULES = Rules(seconds=5.0, precision=0.01)
@@ -137,39 +138,9 @@ def test_a_step_of_other_work_is_a_wrong_result() -> None:
         measure_scenario(scenario, RULES, lambda _: None, clock)
 
 
-class Backend(SimpleNamespace):
-    """A queue like CUDA's: it runs behind the host and catches up where it is synchronised."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.ready, self.syncs, self.events = clock, clock.now, 0, 0
-        backend = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-                backend.events += 1
-
-            def record(self) -> None:
-                self.at = max(backend.ready, backend.clock.now)
-
-            def elapsed_time(self, other: Any) -> float:
-                assert backend.ready <= backend.clock.now, "read before the queue was empty"
-                return float(other.at - self.at) * 1e3
-
-        self.Event = Event
-
-    def launch(self, seconds: float) -> None:
-        self.clock.now += 0.001  # what the host needs to queue it
-        self.ready = max(self.ready, self.clock.now) + seconds
-
-    def synchronize(self) -> None:
-        self.syncs += 1
-        self.clock.now = max(self.clock.now, self.ready)
-
-
 def test_a_window_on_a_device_is_synchronised_once_and_read_after() -> None:
     clock = Clock()
-    backend = Backend(clock)
+    backend = DeviceQueue(clock)
 
     class Queued(Scripted):
         def step(self, phase: Phase) -> Mapping[str, float]:
@@ -197,7 +168,7 @@ def test_device_memory_and_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     clock = Clock()
-    backend = Backend(clock)
+    backend = DeviceQueue(clock)
     backend.memory_allocated = lambda: 10
     backend.max_memory_allocated = lambda: 20
     backend.max_memory_reserved = lambda: 30

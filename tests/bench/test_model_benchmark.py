@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,17 +20,13 @@ from penstock.cli import main
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record
 
+from ..rows import rows_of
 from . import answers
 from .kit_model import CASE
 
 
 def bench(*words: str) -> int:
     return main(["bench", "model", "--effort", "quick", "--output", "out/bench.csv", *words])
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -77,7 +72,7 @@ def test_a_sweep_writes_its_rows_and_says_what_they_say(
     fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench("--tile_sizes", "16", "32", "--batch-sizes", "1", "64") == 0
-    written = rows(fake / "out/bench.csv")
+    written = rows_of(fake / "out/bench.csv")
     assert {(row["tile_size"], row["batch_size"], row["status"]) for row in written} == {
         ("16", "1", "ok"), ("16", "64", "oom_host"), ("32", "1", "ok"), ("32", "64", "oom_host")
     }  # fmt: skip
@@ -93,14 +88,14 @@ def test_a_sweep_writes_its_rows_and_says_what_they_say(
         assert f"Written: out/{file}" in out
 
     assert bench("--tile-sizes=16", "--batch_sizes=1") == 0
-    assert len(rows(fake / "out/bench.csv")) == 5, "appended"
+    assert len(rows_of(fake / "out/bench.csv")) == 5, "appended"
 
 
 def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> None:
     (fake / "nets.py").touch()
     words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "nets:fragile", "nets:sound")
     assert bench(*words) == 1
-    statuses = {row["model"]: row["status"] for row in rows(fake / "out/bench.csv")}
+    statuses = {row["model"]: row["status"] for row in rows_of(fake / "out/bench.csv")}
     assert statuses == {"nets:fragile": "crash", "nets:sound": "ok"}
 
 
@@ -151,7 +146,7 @@ def test_an_interrupted_sweep_goes_on_with_resume(
     records = Ledger(fake / "out/bench.ledger").records()
     assert records[:2] == kept
     assert sorted(record.case["batch"] for record in records) == [1, 2, 3]
-    assert len(rows(fake / "out/bench.csv")) == 3
+    assert len(rows_of(fake / "out/bench.csv")) == 3
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -161,7 +156,7 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Tile 16: a batch of 18 fits" in out  # 1000 + 4 * 18 * 256 = 19432
     assert "Tile 32: a batch of 4 fits" in out
     assert Ledger(fake / "out/bench.ledger/limits").records()
-    written = rows(fake / "out/bench.csv")
+    written = rows_of(fake / "out/bench.csv")
     tried = [(row["tile_size"], row["batch_size"], row["error"]) for row in written]
     assert tried == [("16", "18", ""), ("16", "19", "OOM"), ("32", "4", ""), ("32", "5", "OOM")]
     assert {row["avg_time_ms"] + row["pixels_per_sec"] for row in written} == {""}, "only tried"
@@ -199,7 +194,7 @@ def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     words = f"--model {nets}:convs --tile_sizes 16 --batch_sizes 1 --mode train --device cpu"
     assert bench(*words.split(), "--launch-seconds", "0.2") == 0
-    (row,) = rows(tmp_path / "out/bench.csv")
+    (row,) = rows_of(tmp_path / "out/bench.csv")
     assert (row["mode"], row["status"], row["model_params"]) == ("train", "ok", "370")
     assert float(row["total_time_ms"]) > 0
     assert float(row["host_peak_mb"]) > 10

@@ -28,9 +28,6 @@ def _libraries() -> None:
     globals().update({name: import_module(module) for name, module in names.items()})
 
 
-"""Multiplications and additions of ``convs`` on a case; not counted: biases and GELU."""
-
-
 def test_an_inference_step(nets: str) -> None:
     scenario, phases = made(nets, "convs", halo=3), Phases()
     assert scenario.step(phases) == {"samples": 2, "pixels": 2 * 16**2, "useful_pixels": 2 * 10**2}
@@ -42,10 +39,6 @@ def test_an_inference_step(nets: str) -> None:
     assert json.loads(json.dumps(scenario.facts)) == scenario.facts
     assert scenario.compile_s is None
     scenario.close()
-
-
-def counted(nets: str, net: str, **knobs: Any) -> dict[str, Any]:
-    return under_test.check({**CASE, "model": f"{nets}:{net}"} | knobs)[1]
 
 
 @pytest.mark.slow
@@ -135,7 +128,7 @@ def test_values_that_are_not_finite_are_a_wrong_result(nets: str, mode: str) -> 
 
 
 def test_a_network_that_looks_at_values_is_tried_for_real(nets: str) -> None:
-    assert counted(nets, "Valued")["parameters"] >= 0
+    assert under_test.check({**CASE, "model": f"{nets}:Valued"})[1]["parameters"] >= 0
 
 
 def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None:

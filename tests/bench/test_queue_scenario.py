@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -31,6 +30,7 @@ from penstock.instruments.record import Failure, Record
 from penstock.loading.order import Endless, Order
 from penstock.reports.queue.simulation import QueueModel, simulate
 
+from ..rows import rows_of
 from .kit_loader import weather
 from .kit_queue import CASE
 from .records import made_record
@@ -140,7 +140,7 @@ def test_a_reader_that_fails_ends_the_prefill_and_is_told(data: Path, tmp_path: 
         way.get()
 
 
-def test_an_endless_order_is_its_epochs_one_after_the_other(data: Path) -> None:
+def test_an_endless_order_is_its_epochs_one_after_the_other() -> None:
     order = Order(num_samples=7, batch_size=2, seed=3, shuffle="sample", drop_last=True)
     for reshuffled in (False, True):
         endless = Endless(**asdict(order), reshuffled=reshuffled)
@@ -229,8 +229,7 @@ def test_a_small_benchmark_from_end_to_end(
     out = tmp_path / "queue.csv"
     flags = "--workers 1 --queue_sizes 2 --batch_size 2 --iterations 8 --compute_time 0.01"
     assert main(["bench", "queue", str(data), *flags.split(), "--output", str(out)]) == 0
-    with out.open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows_of(out)
     assert (row["workers"], row["queue"], row["status"]) == ("1", "2", "ok")
     assert float(row["compute_time"]) == 0.01
     assert len(row["iteration_s"].split()) == len(row["depth"].split()) == 8

@@ -61,11 +61,6 @@ def test_help_is_short_and_help_all_has_every_flag(
         assert all(action.option_strings[0] in said for action in flags if action.option_strings)
 
 
-def test_a_switch_that_is_neither_on_nor_off_has_both_flags() -> None:
-    for word, equal in (("--equal", True), ("--no-equal", False)):
-        assert parser_of(["label"]).parse_args(["label", "a", "b", word]).equal is equal
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -25,23 +25,12 @@ from penstock.cli import main
 from penstock.cli.infer import shown_progress
 from penstock.inference.stages.summary import Progress
 
+from ..arrays import zarr
 from ..places import SHARED
 from ..preloaded import started
 from ..seed_spec import seed_out_spec
 
 MOUSE = SHARED / "mouse-brain-two-photon.ome.tif"
-
-
-def zarr(path: Path, data: np.ndarray, chunk: int = 16) -> Path:
-    spec = {
-        "driver": "zarr",
-        "kvstore": {"driver": "file", "path": str(path)},
-        "metadata": {"shape": data.shape, "dtype": data.dtype.str,
-                     "chunks": [1] * (data.ndim - 3) + [chunk] * 3},
-        "create": True,
-    }  # fmt: skip
-    ts.open(spec).result().write(data).result()
-    return path
 
 
 def read(spec: Any) -> np.ndarray:
@@ -178,19 +167,6 @@ def test_underscores_dashes_yaml_and_flags_say_the_same(
     assert "trim" in capsys.readouterr().out
 
 
-def test_input_and_output_may_stand_first(
-    tmp_path: Path, volume: np.ndarray, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = zarr(tmp_path / "in.zarr", volume)
-    flags = "--patch 16 --overlap 4".split()
-    assert infer(source, tmp_path / "a.zarr", "--model", "identity", *flags) == 0
-    words = ["--in-spec", source, "--out-spec", tmp_path / "b.zarr", "--model-type", "identity"]
-    assert infer(*words, *flags) == 0
-    assert (read(tmp_path / "a.zarr" / "0") == read(tmp_path / "b.zarr" / "0")).all()
-    assert infer(source, "--model", "identity") == 2
-    assert "--out-spec" in capsys.readouterr().err
-
-
 def test_plan_and_dry_run_touch_nothing(
     volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,14 +224,12 @@ def inputs(volume: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path
         (["--out-spec", "sharded.json", "--block", "48"], ["--block 48", "32", "--block 64"]),
         (["--model-type", "denoise-net", "--weights", "other.safetensors"],
          ["other.safetensors", "another model"]),
-        (["--patch", "16", "--overlap", "16"], ["--overlap 16", "--patch 16"]),
         (["--trim-voxels", "9"], ["--trim-voxels 9", "18"]),
         (["--t", "3"], ["--t 3", "0 to 0"]),
         (["--devices", "cuda:0"], ["--devices cuda:0", "cpu"]),
         (["--max-memory", "10MiB"], ["10.0 MiB", "--max-memory"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
         (["--run-dir", "in.zarr/.zarray/x"], ["--run-dir"]),
-        (["--run-dir", "out.zarr/run"], ["--run-dir out.zarr/run", "inside the output"]),
         (["--shards", "192"], ["--shards 192", "128", "--shards 256"]),
     ],
 )  # fmt: skip

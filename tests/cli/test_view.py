@@ -44,9 +44,7 @@ def test_pixels_are_left_out_by_pieces_as_in_the_whole(monkeypatch: pytest.Monke
         assert (plane == right).all() and steps[1] in (3, 4)
 
 
-def test_a_picture_of_red_green_and_blue_is_shown_in_its_colors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_picture_of_red_green_and_blue_is_shown_in_its_colors() -> None:
     tifffile = pytest.importorskip("tifffile")
     pixels = np.arange(40 * 30 * 3, dtype="uint8").reshape(40, 30, 3)
     tifffile.imwrite("scene.tif", pixels, photometric="rgb")

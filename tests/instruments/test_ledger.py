@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from importlib import resources
 from pathlib import Path
@@ -18,6 +17,7 @@ from penstock.instruments.record import Failure, Memory, Record, Warmup, case_ke
 
 from ..anew import fork
 from ..places import DATA
+from ..rows import rows_of
 
 STORED = DATA / "records-v1.jsonl"
 SCHEMA_FILE = Path(str(resources.files("penstock").joinpath("instruments/record.schema.json")))
@@ -205,8 +205,7 @@ def measured() -> list[Record]:
 
 def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path: Path) -> None:
     ledger_to_csv(measured(), tmp_path / "deep" / "out.csv")
-    with (tmp_path / "deep" / "out.csv").open(newline="") as file:
-        first, second, third = csv.DictReader(file)
+    first, second, third = rows_of(tmp_path / "deep" / "out.csv")
     assert first | {
         "status": "ok", "machine_key": "abc", "stop": "precise", "work.pixels": "65536.0",
         "case.batch": "1", "case.tile": "256", "case.amp": "False", "case.shape": "[1,2]",

@@ -222,15 +222,6 @@ def test_a_failed_gauge_is_null(sampled: Any) -> None:
     assert rows[1]["monitor_error"] == "gauges: ZeroDivisionError: oops"
 
 
-def test_failed_gpus_are_null_and_not_none_at_all(sampled: Any) -> None:
-    def gpus() -> list[dict[str, Any]]:
-        raise OSError("GPU is lost")
-
-    row = sampled(1, gpus=gpus)[0]
-    assert row["gpus"] is None
-    assert row["monitor_error"] == "gpus: OSError: GPU is lost"
-
-
 def test_a_full_disk_costs_a_row_and_not_the_job(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     sampler = Sampler(path, 1, dict, {}, clock=ticks(*range(9)), machine=Script(), gpus=list)

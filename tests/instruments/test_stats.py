@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
-from typing import Any
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -16,21 +15,20 @@ from penstock.instruments.stats import intervals, stopping
 from penstock.instruments.stats.intervals import Interval
 from penstock.instruments.stats.stopping import StopRule, WarmupRule
 
-scipy: Any = None
+from ..later import imported_later
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _libraries() -> None:
-    """Imported by the first test, so that to collect them all takes no time."""
-    import_module("scipy.stats")
-    globals()["scipy"] = import_module("scipy")
+special = imported_later("scipy.special")
 
 
 @given(n=st.integers(1, 300), confidence=st.sampled_from([0.8, 0.95, 0.99]))
 def test_ranks_are_the_tightest_that_the_binomial_allows(n: int, confidence: float) -> None:
     interval = intervals.median_interval(np.arange(n, 0, -1), confidence)
     assert (interval.value, interval.n) == ((n + 1) / 2, n)
-    below, risk = scipy.stats.binom(n, 0.5).cdf, (1 - confidence) / 2
+    risk = (1 - confidence) / 2
+
+    def below(rank: float) -> float:
+        return float(special.bdtr(rank, n, 0.5))
+
     if interval.low is None or interval.high is None:
         assert below(0) > risk * (1 - 1e-9) and interval.low is interval.high
         return
@@ -42,7 +40,7 @@ def test_ranks_are_the_tightest_that_the_binomial_allows(n: int, confidence: flo
 def test_quantile_and_mad() -> None:
     values = [4.0, 1.0, 2.0, 10.0, 3.0]
     assert intervals.quantile(values, 0.25) == 2
-    assert intervals.mad(values) == scipy.stats.median_abs_deviation(values) == 1
+    assert intervals.mad(values) == 1
 
 
 def settle(values: Iterable[float], seconds: float, count: int = 300) -> tuple[int, bool | None]:
@@ -91,15 +89,6 @@ def test_few_values_allowed_make_windows_small() -> None:
 
 def test_an_unfinished_warm_up_has_no_verdict() -> None:
     assert settle([0.01] * 20, 5.0) == (20, None)
-
-
-@pytest.mark.parametrize("noise", [0.01, 0.3])
-def test_steady_noise_of_any_size_settles(noise: float) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        n, settled = settle(0.01 * rng.lognormal(0, noise, 400), 50.0)
-        assert settled
-        assert n <= 120
 
 
 @given(step=st.floats(1e-5, 10), seconds=st.floats(0.1, 10))
@@ -169,10 +158,6 @@ def launches(
     return list(middles * rng.lognormal(0, noise, (n, samples)))
 
 
-def test_launch_medians() -> None:
-    assert intervals.launch_medians([[3, 1, 2], [5, 9]]).tolist() == [2, 7]
-
-
 @pytest.mark.parametrize("samples", [1, 2, 7])
 def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
     """The short cut by ranks against resampling as one would write it down."""
@@ -182,7 +167,9 @@ def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
     chosen = np.array(a)[rng.integers(3, size=(20_000, 3))]
     values = np.take_along_axis(chosen, rng.integers(samples, size=chosen.shape), axis=2)
     slow = np.median(np.median(values, axis=2), axis=1)
-    assert scipy.stats.ks_2samp(fast, slow).pvalue > 1e-3
+    places = np.sort(np.concatenate([fast, slow]))
+    shares = [np.searchsorted(np.sort(each), places, "right") / 20_000 for each in (fast, slow)]
+    assert abs(shares[0] - shares[1]).max() < 1.95 / 100  # Kolmogorov and Smirnov, 1 in 1,000
 
 
 @pytest.mark.parametrize(("n", "times"), [(5, 60), pytest.param(10, 400, marks=pytest.mark.slow)])
@@ -216,8 +203,9 @@ def test_one_launch_has_no_interval() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=0, max_size=20))
-def test_benjamini_hochberg_is_scipys(p: list[float]) -> None:
-    oracle = scipy.stats.false_discovery_control(p) if p else []
+def test_benjamini_hochberg_is_the_least_of_those_above(p: list[float]) -> None:
+    scaled = sorted((one, one * len(p) / rank) for rank, one in enumerate(sorted(p), 1))
+    oracle = [min(1.0, *(more for other, more in scaled if other >= one)) for one in p]
     assert intervals.benjamini_hochberg(p) == pytest.approx(np.asarray(oracle))
 
 
@@ -230,10 +218,11 @@ def test_one_pair_is_the_permutation_test() -> None:
             spread = np.sqrt(x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y))
             return float(abs(x.mean() - y.mean()) / (spread + intervals._NEGLIGIBLE))
 
-        oracle = scipy.stats.permutation_test(
-            (np.log(a), np.log(b)), welch, n_resamples=10_000, alternative="greater"
-        )
-        assert intervals.permutation_test([(a, b)], rng)[0] == pytest.approx(oracle.pvalue)
+        whole, drawn = np.log([*a, *b]), welch(np.log(a), np.log(b))
+        halves = [np.isin(range(n + m), chosen) for chosen in combinations(range(n + m), n)]
+        other = [welch(whole[half], whole[~half]) for half in halves]
+        share = np.mean([each >= drawn * (1 - 1e-9) for each in other])
+        assert intervals.permutation_test([(a, b)], rng)[0] == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("cases", "n"), [(1, 5), pytest.param(20, 5, marks=pytest.mark.slow)])

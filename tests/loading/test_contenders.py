@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
-import urllib.request
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,8 @@ LIBRARY = {
 }
 """What each cannot do without."""
 IN_PROCESS = [name for name in LIBRARY if name != "torch"]
-"""Torch reads by zarr, in processes that take seconds to start."""
+"""Torch reads by zarr, in processes that take seconds to start. Dask and Xarray take a second to
+load, so that most tests of them are slow."""
 
 
 def make(name: str, data: Any, order: Order, threads: int = 2) -> Any:
@@ -43,7 +43,8 @@ def make(name: str, data: Any, order: Order, threads: int = 2) -> Any:
 
 def needs(name: str) -> None:
     for library in ("zarr", "xarray", LIBRARY[name]):
-        pytest.importorskip(library)
+        if find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ ORDERS = {
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    mainly([*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)], 0, 1, 2, 3, -1),
+    mainly([*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)], 0, 1, -1),
 )
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     name: str, kind: str, packed: Packed
@@ -129,33 +130,16 @@ def test_torch_without_workers_reads_here(packed: Packed) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("name", ["zarr", "tensorstore-read", "dask-stacked"])
-def test_nothing_of_a_loader_is_left_after_close(name: str, packed: Packed) -> None:
-    needs(name)
-    order = ORDERS["stored"]
-
-    def half_an_epoch() -> None:
-        loader = make(name, packed.root, order)
-        next(loader.batches())
-        loader.close()
-
-    half_an_epoch()  # what a library starts once, it keeps: zarr its event loop and its pool
-    threads, processes = set(threading.enumerate()), set(psutil.Process().children())
-    half_an_epoch()
-    assert {t for t in set(threading.enumerate()) - threads if "zarr_pool" not in t.name} == set()
-    assert set(psutil.Process().children()) == processes
-
-
 def test_loaders_read_shards(tmp_path: Path) -> None:
     packed = pack(tmp_path / "data", shards=4)
-    for name in ("zarr", "dask-stacked", "tensorstore-loop"):
+    for name in ("zarr", "tensorstore-loop"):
         needs(name)
         loader = make(name, packed.root, ORDERS["stored"])
         check_epoch(loader.batches(), ORDERS["stored"], packed)
         loader.close()
 
 
-@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize("name", mainly([*LIBRARY], 0, 1, 3))
 def test_a_missing_library_is_named_with_the_line_that_installs_it(
     name: str, packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +152,7 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(
         make(name, packed.root, ORDERS["stored"])
 
 
-@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize("name", mainly([*LIBRARY], 0, 1, -1))
 def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Path) -> None:
     needs(name)
     with pytest.raises(UsageError, match="whole samples, not 4 patches"):
@@ -177,31 +161,7 @@ def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Pat
         make(name, {"inputs": str(tmp_path / "none")}, ORDERS["stored"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["zarr", "tensorstore-loop", "dask-sample"])
-def test_the_same_batches_come_over_a_network(
-    name: str,
-    packed: Packed,
-    s3_endpoint: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    needs(name)
-    pytest.importorskip("obstore")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    files = [path for path in packed.root.rglob("*") if path.is_file()]
-    for path in files:
-        key = path.relative_to(packed.root).as_posix()
-        url = f"{s3_endpoint}/test-bucket/{key}"
-        raw = {"Content-Type": "application/octet-stream"}  # or it is taken for a form
-        request = urllib.request.Request(url, path.read_bytes(), raw, method="PUT")
-        urllib.request.urlopen(request, timeout=300).close()
-    loader = make(name, "s3://test-bucket", ORDERS["stored"])
-    check_epoch(loader.batches(), ORDERS["stored"], packed)
-    loader.close()
-
-
-@pytest.mark.parametrize("name", [name for name in LIBRARY if "tensorstore" not in name])
+@pytest.mark.parametrize("name", mainly(["zarr", "torch", "dask-sample", "dask-stacked"], 0, 1))
 def test_an_error_names_the_array(name: str, packed: Packed, tmp_path: Path) -> None:
     """TensorStore names the chunk by itself."""
     needs(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.order import Order
 
 from ..laws import COSTLY
+from ..parameters import mainly
 from .kit import (
     ENGINES,
     arrays,
@@ -67,8 +69,7 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
             assert sorted(items) == list(range(12))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("world", [1, 5, 9])
+@pytest.mark.parametrize(("world", "engine"), mainly([*product((9, 5, 1), ENGINES)], 0))
 def test_an_epoch_says_what_it_repeats(data: dict[str, Path], world: int, engine: str) -> None:
     """12 samples: on 9 ranks 6 repeat, or with short batches some ranks have one less or none."""
     seen: dict[str, list[int]] = {"repeat": [], "short": []}

@@ -96,18 +96,14 @@ DEEP = ((23, 4, 5), (4, 2, 3))
     [
         (CHANNEL_LAST, {}, (3, 5, 6, 7)),
         (CHANNEL_FIRST, {}, (3, 7, 5, 6)),
-        (DEEP, {}, (3, 4, 5)),
         (CHANNEL_LAST, {"offsets": (1,)}, (3, 5, 6, 7)),  # a target in the future: no time axis
         (CHANNEL_LAST, {"offsets": (-1, 0)}, (3, 2, 5, 6, 7)),  # inputs at t-1 and t
         (DEEP, {"offsets": (0, -2, 1)}, (3, 3, 4, 5)),  # in the order asked for
-        (CHANNEL_LAST, {"channels": (0, 1, 2, 3)}, (3, 5, 6, 4)),  # across a chunk's border
-        (CHANNEL_LAST, {"channels": (6, 0, 3)}, (3, 5, 6, 3)),  # not in order
         (CHANNEL_LAST, {"channels": (0, 2, 4, 6)}, (3, 5, 6, 4)),  # strided
-        (CHANNEL_LAST, {"channels": (2, 2, 1)}, (3, 5, 6, 3)),  # one twice
+        (CHANNEL_LAST, {"channels": (2, 2, 1)}, (3, 5, 6, 3)),  # one twice, and not in order
         (CHANNEL_FIRST, {"channels": (1, 5), "channel_axis": 1}, (3, 2, 5, 6)),
         (CHANNEL_FIRST, {"patch": PatchGrid((2, 4))}, (3, 7, 2, 4)),  # the last axes
         (CHANNEL_LAST, {"patch": PatchGrid((2, 4), axes=(1, 2))}, (3, 2, 4, 7)),
-        (CHANNEL_LAST, {"patch": PatchGrid((5, 6), axes=(-3, -2))}, (3, 5, 6, 7)),  # all of it
         (
             CHANNEL_LAST,
             {"patch": PatchGrid((2, 3), (1, 2), (1, 2)), "channels": (5, 2), "offsets": (-1, 0, 1)},
@@ -226,11 +222,9 @@ def test_any_batch_of_any_field_holds_what_numpy_would_take(
     assert indices == sorted(set(indices))
 
 
-@given(
-    length=st.integers(1, 40), size=st.integers(1, 40), stride=st.integers(1, 45), data=st.data()
-)
+@given(length=st.integers(1, 40), size=st.integers(1, 40), stride=st.integers(1, 45))
 def test_patches_begin_inside_and_cover_the_axis_unless_they_are_spaced(
-    length: int, size: int, stride: int, data: st.DataObject
+    length: int, size: int, stride: int
 ) -> None:
     size = min(size, length)
     grid = PatchGrid((size,), (stride,))

@@ -27,14 +27,6 @@ def address(batch: Batch) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_buffers_come_back_and_are_used_again(data: dict[str, Path], engine: str) -> None:
-    with Loader(data, batch_size=1, queue=2, engine=engine) as loader:
-        addresses = [address(batch) for _ in range(3) for batch in loader]
-    assert len(addresses) == 36
-    assert len(set(addresses)) <= 3, "queue of 2 and the one in use"
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_held_keeps_its_content(data: dict[str, Path], engine: str) -> None:
     whole = arrays(data)
     with Loader(data, batch_size=1, queue=1, engine=engine) as loader:

@@ -170,9 +170,7 @@ def test_memory_is_that_of_the_stack(data: dict[str, Path]) -> None:
         Loader(only(data, "u"), stack={"x": ["u"]}, batch_size=8, max_memory=1000)
 
 
-def test_pinned_memory_counts_as_torch_rounds_it(
-    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pinned_memory_counts_as_torch_rounds_it(data: dict[str, Path]) -> None:
     alone = only(data, "ps")
     assert Loader(alone, batch_size=7).batch_bytes == 704  # 7 * 4 * 6 * 4, in steps of 64
     assert Loader(alone, batch_size=7, pin=True).batch_bytes == 1024

@@ -94,15 +94,3 @@ def test_infer_gives_up_with_one_sentence(
     assert is_short(said) and "HTTP code 500]; this went on" in said
     assert said.startswith("penstock infer: read failed at brick 0 ")
     assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
-
-
-@pytest.mark.slow
-def test_bench_loader_names_no_code_of_ours(
-    volume: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its check is a process of ours, whose main module is not the user's."""
-    with faulty(volume) as (url, _):
-        words = ["bench", "loader", f"{url}/in.zarr", "--output", str(tmp_path / "a.csv")]
-        assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.rstrip().endswith("there is no dataset.json") and is_short(said)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,17 @@ SEED_CSV = (
     "45.9,1,cpu,0.0,0.0,0.0,inference,6600532,25.2,1.4,21.8,384,2025-10-14T10:14:44\r\n"
 )
 """In the shape of the seed's own writer: sorted columns, carriage returns."""
+
+GPU_CSV = """\
+timestamp, index, name, memory.used [MiB], utilization.gpu [%]
+2025/09/12 23:59:58.000, 0, NVIDIA A10G, 1024 MiB, 87 %
+2025/09/12 23:59:58.003, 1, NVIDIA A10G, 0 MiB, 0 %
+2025/09/12 23:59:59.000, 0, NVIDIA A10G, 2048 MiB, [N/A]
+2025/09/12 23:59:59.003, 1, NVIDIA A10G, 512 MiB, 10 %
+2025/09/13 00:00:00.000, 0, NVIDIA A10G, 3072 MiB, 100 %
+2025/09/13 00:00:00.003, 1, NVIDIA A10G, [Unknown Error], 20 %
+"""
+"""What nvidia-smi writes of two cards, over midnight."""
 
 MEASURED = {(256, 1): 29.718066, (256, 2): 43.777886, (384, 1): 45.901424, (384, 2): 73.835202}
 """Milliseconds, as the seed's file has them: what its document says of them must come out."""
@@ -76,13 +85,6 @@ def sweep(
         for (tile, batch), ms in milliseconds.items()
         for number, shift in enumerate(shifts)
     ]
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert all(None not in row and None not in row.values() for row in rows), "a line is ragged"
-    return rows
 
 
 TIMES = {(256, 1): 30.0, (256, 2): 44.0, (384, 1): 46.0, (384, 2): 74.0, (384, 4): 147.0}

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from penstock.scaling.study_text import report_of_scaling
 
 from ..bench.kit_suite import cases, made_up
 from ..scaling.kit import seed_logs
-from .browser import AXE, CHROMIUM, Browser
+from .browser import AXE, Browser
 from .kit import launch, sized
 from .pages import run_folder
 from .test_html import hostile_report
@@ -29,17 +29,8 @@ from .test_loader_report import ladder_records, launches
 from .test_queue_report import run as queue
 from .test_training_report import COMPUTING, training
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = pytest.mark.slow
 FIRST = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[{}].textContent)"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 def test_a_page_of_a_sweep_sorts_its_tables(browser: Browser, tmp_path: Path) -> None:

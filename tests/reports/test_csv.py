@@ -14,7 +14,8 @@ from penstock.reports.model.cell import MODEL_COLUMNS
 from penstock.reports.page import append_csv
 from penstock.reports.table import append_rows, read_csv
 
-from .kit import MEASURED, SEED_CSV, launch, rows_of, sweep
+from ..rows import rows_of
+from .kit import MEASURED, SEED_CSV, launch, sweep
 
 COLUMNS = MODEL_COLUMNS.names
 

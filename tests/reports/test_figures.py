@@ -32,17 +32,9 @@ from penstock.reports.charts.metrics import metrics_figures, plot_metrics
 from penstock.reports.charts.paper import draw
 
 from .drawn import known, series_of, y_of
+from .kit import GPU_CSV
 
 MIB = 2**20
-GPU_CSV = """\
-timestamp, index, name, memory.used [MiB], utilization.gpu [%]
-2025/09/12 23:59:58.000, 0, NVIDIA A10G, 1024 MiB, 87 %
-2025/09/12 23:59:58.003, 1, NVIDIA A10G, 0 MiB, 0 %
-2025/09/12 23:59:59.000, 0, NVIDIA A10G, 2048 MiB, [N/A]
-2025/09/12 23:59:59.003, 1, NVIDIA A10G, 512 MiB, 10 %
-2025/09/13 00:00:00.000, 0, NVIDIA A10G, 3072 MiB, 100 %
-2025/09/13 00:00:00.003, 1, NVIDIA A10G, [Unknown Error], 20 %
-"""
 
 
 def write_rows(path: Path) -> Path:

@@ -53,7 +53,7 @@ def test_a_report_names_a_flag_with_the_verb_that_has_it() -> None:
     assert len(named) > 10
 
 
-def test_a_report_on_mixed_experiments_names_no_flag(tmp_path: object) -> None:
+def test_a_report_on_mixed_experiments_names_no_flag() -> None:
     from penstock.scaling import report_of_scaling
 
     runs = [run(1, 100), run(4, 30, samples=5000, batch=64, global_batch=256)]

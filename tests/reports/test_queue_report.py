@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from penstock.reports.queue.simulation import QueueModel, simulate
 from penstock.reports.table import in_text
 
 from ..bench.kit_queue import record
+from ..rows import rows_of
 
 
 def run(
@@ -144,9 +144,7 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_readings_alone_are_a_page_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_readings_alone_are_a_page_of_their_own(tmp_path: Path) -> None:
     """What ``tune loader`` leaves."""
     ledger = tmp_path / "tuned.jsonl"
     readings = [
@@ -162,8 +160,7 @@ def test_readings_alone_are_a_page_of_their_own(
     page = (folder / "report.md").read_text()
     assert "read while nobody computes" in page
     assert "| 2 | 4 | 0.500 | 0.500 - 0.500 | 4.00 | 14 | 2 | ok |" in page
-    with (folder / "queue.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(folder / "queue.csv")
     assert [(r["read_s"], r["utilisation"]) for r in rows] == [("0.5", "")] * 2
     # Beside steps, a reading is what these are predicted from, and no row.
     assert len(queue_cell.queue_cells(run(2.66))) == 1

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.base import UsageError
 from penstock.cli import main
 from penstock.reports import places
 from penstock.reports.content import Report
@@ -59,14 +58,6 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (named / "link").symlink_to(tmp_path / "elsewhere")
     (named / "m.db").symlink_to(tmp_path / "elsewhere" / "m.db")
     assert list(places_at(named)) == []
-
-
-def test_far_too_many_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "MOST_FOLDERS", 3)
-    for name in "abcd":
-        (tmp_path / name).mkdir()
-    with pytest.raises(UsageError, match="more than 3 folders"):
-        list(places_at(tmp_path))
 
 
 def test_a_run_that_goes_on_moves(tmp_path: Path) -> None:
@@ -158,7 +149,7 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_pages
-def test_a_page_of_a_hundred_runs_is_small(tmp_path: Path) -> None:
+def test_a_page_of_a_hundred_runs_is_small() -> None:
     """Each has four curves of 2,000 points: 5 MB if all were written."""
     names = [f"curve {number}" for number in range(4)]
     curves = {name: curve_of(np.random.default_rng(0).random(2_000), step=np.arange(2_000))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 from collections.abc import Iterator
@@ -12,28 +11,20 @@ import pytest
 
 from penstock.cli import main
 
-from .browser import AXE, CHROMIUM, Browser
+from ..rows import rows_of
+from .browser import AXE, Browser
 from .kit import sized
 from .pages import HOSTILE, run_folder
 from .run_kit import begun, ledger_of, steps_of, training
 from .served import Served, served
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = pytest.mark.slow
 SIZES = {"desk": (1280, 800), "phone": (400, 800)}
 NAMES = "[...document.querySelectorAll('#list > li b')].map(each => each.textContent)"
 CELLS = """[...document.querySelectorAll('table')].filter(each => each.caption?.textContent == {})
     .flatMap(each => [...each.rows].map(row => [...row.cells].map(cell => cell.textContent)))"""
 LEGEND = "[...document.querySelectorAll('#curve-figure .legend button')].map(e => e.textContent)"
 BOTTOM = "document.querySelector('{}').getBoundingClientRect().bottom"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +178,7 @@ def test_what_is_picked_is_saved(
     while not (files := list(tmp_path.glob("*.csv"))):
         assert time.monotonic() < until, "no file was saved"
         time.sleep(0.1)
-    with files[0].open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(files[0])
     if button == "runs-csv":
         (row,) = rows
         assert row["tag size"] == "s1" and row["training time (s)"] == "100"

@@ -71,23 +71,6 @@ def test_sentences_follow_the_records(tmp_path: Path) -> None:
     assert "not distinguishable from" in told(alike)[1]
 
 
-def test_runs_of_other_machines_are_apart(tmp_path: Path) -> None:
-    """Whoever puts two ledgers together compares no machine with another by accident."""
-    slow, fast, *_ = cases(tmp_path)
-    here = [made_up(case, n, 5.0 + n / 100) for case in (slow, fast) for n in range(5)]
-    there = [
-        record.model_copy(update={"environment": {"machine_key": "there"}})
-        for record in (made_up(slow, n, 50.0 + n / 100) for n in range(5))
-    ]
-    sections = suite_report.suite_sections([*here, *there], [])
-    machines = [section.title.rpartition(", ")[2] for section in sections]
-    assert machines == ["machine another", "machine there"]
-    assert "50.0" not in "".join(sections[0].sentences)
-    assert sections[1].sentences[1] == (
-        "Most samples a second: batch 1, 0 workers, 50.0 [50.0 - 50.0, 5 launches]."
-    )
-
-
 def test_failures_are_rows(tmp_path: Path) -> None:
     first, second, *_ = cases(tmp_path)
     records = [made_up(first, 0, 5.0), made_up(second, 0, 0.0, status="oom_device")]

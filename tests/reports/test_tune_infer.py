@@ -89,7 +89,7 @@ def test_settings_for_a_job_of_ones_own(
     monkeypatch.chdir(tmp_path)
     assert main("generate volume in.ome.zarr --shape 8 48 48".split()) == 0
     words = "in.ome.zarr out.ome.zarr --model identity --patch 16 --overlap 4".split()
-    tuned = ["--output", "fast.yaml", "--launch-seconds", "0.01", "--most-seconds", "1"]
+    tuned = ["--output", "fast.yaml", "--launch-seconds", "0.01", "--most-seconds", "0.2"]
     assert main(["tune", "infer", *words, *tuned]) == 0
     said = capsys.readouterr().out
     assert "The whole volume, " in said and not Path("out.ome.zarr").exists()

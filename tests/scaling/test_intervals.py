@@ -51,14 +51,6 @@ def test_ratios_and_differences_hold_the_truth(n: int, spread: float) -> None:
     assert share_held(of_scores, -0.02, 300) >= 0.93
 
 
-def test_two_noisy_runs_beside_more_hold_the_truth() -> None:
-    def of_scores(rng: np.random.Generator) -> Interval:
-        other = rng.normal(0.93, 0.03, 2)
-        return difference(rng.normal(0.95, 0.01, 3).tolist(), other.tolist())
-
-    assert share_held(of_scores, -0.02, 300) >= 0.93
-
-
 def test_one_run_and_equal_runs_have_no_interval_and_say_why() -> None:
     alone, equal = difference([1.0], [2.0, 2.1]), ratio([7.4, 7.4], [3.7, 3.7])
     assert (alone.low, equal.high) == (None, None)

@@ -30,18 +30,11 @@ def test_the_vector_of_the_issue() -> None:
     assert isinstance(study.amdahl, Amdahl)
     assert f"{study.amdahl.serial.value:.6f}" == "0.028704"
     assert f"{study.amdahl.most:.1f}" == "34.8"
+    assert study.points[0].throughput == pytest.approx(10000 * 50 / 362.45)
     sigma, kappa = usl([1, 4, 8], [SEED[1] / seconds for seconds in SEED.values()])
     assert sigma == 0
     assert f"{kappa:.6f}" == "0.004646"
     assert round(float(peak(sigma, kappa)), 1) == 14.7
-
-
-def test_throughput_and_cost_of_the_seed_and_no_interval_of_one_run() -> None:
-    study = only(seed_runs())
-    one, *_ = study.points
-    assert all(p.efficiency.low is None and p.speedup.high is None for p in study.points)
-    assert isinstance(study.amdahl, Amdahl) and study.amdahl.serial.low is None
-    assert one.throughput == pytest.approx(10000 * 50 / 362.45)
 
 
 def test_without_one_device_the_fewest_are_the_baseline() -> None:

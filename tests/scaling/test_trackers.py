@@ -142,17 +142,6 @@ def test_experiments_of_comet_as_rows(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_time_of_comet_is_read_with_its_unit_or_refused(tmp_path: Path) -> None:
-    archive(tmp_path / "a.zip", "k1", {"world_size": 2, "training_time": "1.5 hours"}, [])
-    (run,) = read_runs([tmp_path / "a.zip"])
-    assert run.seconds == 5400
-    archive(tmp_path / "b.zip", "k2", {"world_size": 2, "training_time": "09:15"}, [])
-    (path,) = write(tmp_path, {"x.csv": "Name,num_gpus,duration\na,1,09:15\n"})
-    for place in (tmp_path / "b.zip", path):
-        with pytest.raises(UsageError, match="'09:15'"):
-            read_runs([place])
-
-
 def archive(
     path: Path, key: str, params: Mapping[str, Any], rows: list[dict[str, Any]],
     others: Mapping[str, Any] = MappingProxyType({}),

@@ -84,24 +84,3 @@ def test_wrong_usage_exits_with_2(
     assert (code, out) == (2, "")
     assert words in err
     assert len(err.splitlines()) == 1
-
-
-def test_a_folder_called_simulate_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "simulate").mkdir()
-    seed_logs(tmp_path / "simulate")
-    code, out, _ = said(["./simulate", "--metrics"], capsys)
-    assert code == 0
-    assert out.count("(6.04 minutes)") == 1
-
-
-def test_what_is_passed_over_is_said_on_stderr(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seed_logs(tmp_path)
-    (tmp_path / "torn.zip").write_bytes(b"PK\x03\x04")
-    code, _, err = said([str(tmp_path), "--csv"], capsys)
-    assert code == 0
-    assert err.startswith(f"penstock scaling: {tmp_path / 'torn.zip'} is not an archive of Comet")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import itertools
 import os
 import signal
@@ -23,6 +22,7 @@ from penstock.data.packed.write import write_dataset
 
 from ..ports import held_port
 from ..preloaded import started
+from ..rows import rows_of
 
 if TYPE_CHECKING:
     import pytest
@@ -54,8 +54,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def rows(out: Path, rank: int = 0) -> list[dict[str, str]]:
-    with (out / "steps" / f"rank{rank}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return rows_of(out / "steps" / f"rank{rank}.csv")
 
 
 def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
@@ -172,12 +171,6 @@ def soft(in_channels: int = 1) -> nn.Module:
     from torch import nn
 
     return nn.Sequential(four(in_channels), nn.Softmax(1))
-
-
-def flat(in_channels: int = 2) -> nn.Module:
-    from torch import nn
-
-    return nn.Conv2d(in_channels, 1, 3, padding=1)
 
 
 ROWS, COLUMNS = 6, 8

@@ -86,11 +86,3 @@ class Full(Spiral):
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 "
             "GiB of which 1.20 GiB is free. Of the allocated memory 70 GiB is allocated by PyTorch"
         )
-
-
-class Peeking(Spiral):
-    """Two spirals whose loss looks at a value, which a run on shapes alone does not have."""
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        loss, metrics = super().loss(model, batch)
-        return (loss if loss.item() else 2 * loss), metrics

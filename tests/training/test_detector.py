@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from penstock.base.threads import usable_cores
 from penstock.cli import main
 from penstock.reports.training.pictures import read_detections
 
+from ..rows import rows_of
 from .kit import assert_same, forked_ranks, kill_at, lighten, train_workload, weights
 
 if TYPE_CHECKING:
@@ -188,8 +188,7 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
         for index in range(len(workload.val))
     }
     objects = workload.joined(answers)
-    with chips["val_label_file"].open(newline="") as file:
-        labels = list(csv.DictReader(file))
+    labels = rows_of(chips["val_label_file"])
     assert len(objects) == pytest.approx(len(labels), abs=2)  # neighbours within 50 m are one
     scores = workload.scores(answers)
     assert scores["val_loc_fscore"] > 0.97

@@ -7,7 +7,7 @@ import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +19,6 @@ from penstock.cli import main
 
 from ..places import SHARED
 from .kit import COLUMNS, ROWS, assert_same, forked_ranks, packed, train_workload, weights
-
-if TYPE_CHECKING:
-    pass
-
 
 if not all(map(find_spec, ("lightning_fabric",))):
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)

@@ -291,13 +291,3 @@ def test_bad_words_are_one_sentence(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--num_samples", "203", "--max_epochs", "2", "--hidden_dims", "8", "4"]
-    code = main(["train", "spiral", *words, "--output_dir", str(tmp_path), "--device", "cpu"])
-    assert code == 0
-    output = capsys.readouterr()
-    assert "epoch 2 of 2, step 10 of 10: loss" in output.err
-    assert "spiral: 70 parameters, 1 x cpu, 10 steps of 32 samples" in output.out
-    assert "284 samples in" in output.out

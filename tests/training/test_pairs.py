@@ -186,22 +186,6 @@ def test_other_ways_to_compute(
     assert np.isfinite(results["final"]["val_psnr"])
 
 
-def test_two_dimensions_and_channels(tmp_path: Path) -> None:
-    from penstock.training.workloads.pairs import Pairs
-
-    values = np.random.default_rng(3).random((2, 5, 20, 24), dtype=np.float32)  # c z y x
-    np.save(tmp_path / "in.npy", values)
-    np.save(tmp_path / "out.npy", values.sum(0, keepdims=True))
-    config = config_of(
-        tmp_path, in_spec=str(tmp_path / "in.npy"), target_spec=str(tmp_path / "out.npy"),
-        model="tests.training.kit:flat", normalize="none", epochs=1,
-    )  # fmt: skip
-    workload = Pairs(config)
-    assert len(workload.train) + len(workload.val) == 5 * 3 * 3
-    results = train_workload("pairs", config)
-    assert "val_psnr_input" not in results["final"]  # 2 channels are not 1
-
-
 def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path: Path) -> None:
     case = {"mode": "train", "checkpointing": True, "device": "cuda:0"}
     (path,) = write_model_yaml(recommend(sized(TIMES, case=case)), tmp_path / "bench.yaml")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -28,6 +27,7 @@ from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.windows import Cut
 
+from ..rows import rows_of
 from .kit import lighten, train_workload
 
 if TYPE_CHECKING:
@@ -129,8 +129,7 @@ def test_the_command_writes_a_submission_that_is_scored(
     words = [str(run / "best_model.pth"), "--data-root", str(scenes), "--output", str(out)]
     assert main(["predict", *words, "--device", "cpu"]) == 0
     output = capsys.readouterr()
-    with out.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(out)
     assert tuple(rows[0]) == (*PREDICTED_COLUMNS, "score")
     assert f"{len(rows)} objects in 1 scenes" in output.out
     assert all(float(row["score"]) >= threshold for row in rows)
@@ -215,21 +214,6 @@ def test_what_the_user_says_comes_before_what_the_run_says(
     said |= {"chip_size": 48, "overlap": 24, "dtype": "float16", "score_threshold": 0.3}
     again = predicted(tmp_path, root, tmp_path / "r.csv", **said)
     np.testing.assert_array_equal(again.objects.points, done.objects.points)
-
-
-@pytest.mark.parametrize(
-    ("asked", "cuda", "expected"),
-    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
-)
-def test_the_device_is_that_of_training(
-    asked: str, cuda: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from penstock.training.ranks import device_of
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    assert device_of(asked).type == expected
 
 
 @pytest.mark.parametrize("verb", ["predict", "train"])

@@ -79,7 +79,7 @@ def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_ranks_tell_what_summing_costs_them(two_ranks: Path, tmp_path: Path) -> None:
+def test_ranks_tell_what_summing_costs_them(two_ranks: Path) -> None:
     both = json.loads((two_ranks / "training_results.json").read_text())
     assert [rank["rank"] for rank in both["ranks"]] == [0, 1]
     for rank in both["ranks"]:

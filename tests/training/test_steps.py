@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.instruments.spans import DevicePhaseTimer, PhaseTimer
 
+from ..device_queue import DeviceQueue
 from .kit import rows
 
 if find_spec("lightning_fabric") is None:
@@ -39,39 +41,18 @@ def test_phases_add_up_to_the_step() -> None:
     assert timer.drain() == []
 
 
-class Stream:
-    """Stands for CUDA: the host queues work, and an event is when the device comes to it."""
-
-    def __init__(self) -> None:
-        self.host = self.ready = 0.0
-
-    def launch(self, seconds: float) -> None:
-        self.ready = max(self.ready, self.host) + seconds
-
-    def Event(self, enable_timing: bool) -> Any:
-        stream = self
-
-        class Event:
-            def record(self) -> None:
-                self.at = max(stream.ready, stream.host)
-
-            def elapsed_time(self, other: Any) -> float:
-                assert stream.ready <= stream.host, "read before the queue was empty"
-                return float(other.at - self.at) * 1e3
-
-        return Event()
-
-    def synchronize(self) -> None:
-        self.host = max(self.host, self.ready)
+def queue() -> DeviceQueue:
+    """One in which the host, whose clock stands at 0, queues work in no time."""
+    return DeviceQueue(SimpleNamespace(now=0.0), queueing_s=0.0)
 
 
 def test_phases_of_a_device_with_batches_that_add_up() -> None:
     """The host waits 1 and 20 s for data, and launches in no time."""
-    stream = Stream()
+    stream = queue()
     timer = DevicePhaseTimer(stream)
     timer.begin()
     for wait, forward in ((1.0, 4.0), (20.0, 5.0)):
-        stream.host += wait
+        stream.clock.now += wait
         timer.end_phase("data_wait")
         stream.launch(0.5)
         timer.end_phase("transfer")
@@ -92,11 +73,11 @@ def test_phases_of_a_device_with_batches_that_add_up() -> None:
 def test_a_wait_for_data_is_the_devices(loading: float, wait: float, step: float) -> None:
     """A device that computes for 1 s a step does not wait for a loader that is quicker, though the
     host does; and the host, which only queues, knows no step's length."""
-    stream = Stream()
+    stream = queue()
     timer = DevicePhaseTimer(stream)
     for _ in range(4):
         timer.begin()
-        stream.host += loading
+        stream.clock.now += loading
         timer.end_phase("data_wait")
         stream.launch(1.0)
         timer.end_phase("forward")

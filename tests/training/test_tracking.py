@@ -105,16 +105,6 @@ def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(
     assert outcome["status"] == "failed"
 
 
-def test_a_tracker_that_is_too_slow_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = stand_in(tmp_path, monkeypatch, "sleep 1; exec cat")
-    for step in range(1, tracking.ROOM + 3000):
-        watched.step(10 * step, 0, 0.5, 0.1, {"step": 0.1})
-    (outcome,) = watched.finish("complete", {})
-    assert outcome["error"] == "it did not take metrics as fast as they came"
-
-
 def test_a_tracker_whose_process_fails_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import signal
@@ -28,7 +27,7 @@ from penstock.training import tracking
 from penstock.training.results import run_facts
 
 from ..ports import held_port
-from .kit import SMALL
+from .kit import SMALL, rows
 
 if TYPE_CHECKING:
     import torch
@@ -76,13 +75,12 @@ Series = dict[str, list[tuple[int, Any]]]
 def expected(out: Path) -> Series:
     """Of each metric its steps and values, as the files of the run itself have them."""
     series: Series = {}
-    with (out / "steps" / "rank0.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            if (step := int(row["step"])) == 1 or step % 10 == 0:
-                series.setdefault("train_loss_step", []).append((step, float(row["loss"])))
-                for name in ("step_s", "data_wait_s", "forward_s", "optimizer_s"):
-                    value = pytest.approx(float(row[name]), abs=1e-9, rel=1e-6)
-                    series.setdefault(name, []).append((step, value))
+    for row in rows(out):
+        if (step := int(row["step"])) == 1 or step % 10 == 0:
+            series.setdefault("train_loss_step", []).append((step, float(row["loss"])))
+            for name in ("step_s", "data_wait_s", "forward_s", "optimizer_s"):
+                value = pytest.approx(float(row[name]), abs=1e-9, rel=1e-6)
+                series.setdefault(name, []).append((step, value))
     results = json.loads((out / "training_results.json").read_text())
     for row in results["history"]:
         for name in ("val_loss", "val_acc", "train_loss", "train_s", "val_s", "samples"):
