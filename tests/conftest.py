@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import functools
 import gc
 import itertools
@@ -13,7 +12,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module, metadata
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 
@@ -84,22 +81,6 @@ def _send_what_counts(send: Callable[..., None], name: str, **event: Any) -> Non
     set_up = name == "testreport" and report["when"] != "call" and report["outcome"] == "passed"
     if not set_up and name not in ("logstart", "logfinish"):
         send(name, **event)
-
-
-HANGS_AFTER_S = 1500.0
-"""Every command of README and docs is one test."""
-_LOOKED_AT = [-HANGS_AFTER_S]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """What hangs is named, and the others go on. A watch is set once a minute: pytest's own sets
-    one for each test, a thread that begins and ends, which takes 0.7 s of a CPU for all tests."""
-    now = time.monotonic()
-    if now - _LOOKED_AT[0] > 60.0:
-        _LOOKED_AT[0] = now
-        stderr = item.config.stash[fault_handler_stderr_fd_key]
-        faulthandler.dump_traceback_later(HANGS_AFTER_S, file=stderr, exit=True)
 
 
 def pytest_collection() -> None:

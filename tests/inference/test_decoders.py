@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
 import sys
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import ndimage
 
 from penstock.base import LabelConfig, UsageError, build
 from penstock.inference import check_decoder
@@ -137,6 +142,12 @@ def test_blocks_give_what_the_library_gives_for_the_whole(
     check_kind(tmp_path, name, axes, *((230, 250) if axes == 2 else (80, 150)))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", KINDS)
+def test_five_thousand_objects_are_those_of_the_whole(name: str, tmp_path: Path) -> None:
+    check_kind(tmp_path, name, 2, 1000, 5000)
+
+
 def test_a_plane_of_affinities_is_that_of_the_library(tmp_path: Path) -> None:
     scores = affinities(*spheres(60, 15, 1, 2))
     whole = mutex_watershed(scores)
@@ -216,6 +227,49 @@ def test_nothing_is_found_where_nothing_is(name: str, tmp_path: Path) -> None:
         (folder := tmp_path / str(axes)).mkdir()
         labels, summary = decode(folder, scores, **of_kind(name, axes))
         assert summary.objects == 0 and not labels.any()
+
+
+def nuclei(folder: Path, names: Sequence[str]) -> list[NDArray[Any]]:
+    """Images of the wheel of stardist (BSD), which pip fetches, or a reason to skip."""
+    import tifffile
+
+    words = "-m pip download --quiet --no-deps --only-binary :all: stardist==0.9.2 -d".split()
+    done = subprocess.run([sys.executable, *words, folder], capture_output=True, text=True)
+    wheels = [*folder.glob("*.whl")]
+    if done.returncode or not wheels:
+        pytest.skip(f"pip fetches no stardist: {done.stderr.strip().splitlines()[-1:]}")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        files = [wheel.read(f"stardist/data/images/{name}.tif") for name in names]
+    return [np.asarray(tifffile.imread(io.BytesIO(file))) for file in files]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "size", "block"), [("2d", 40, 80), ("3d", 24, 32)])
+@pytest.mark.parametrize("name", ["watershed", "stardist"])
+def test_real_nuclei_of_blocks_are_those_of_the_whole(
+    name: str, kind: str, size: int, block: int, tmp_path: Path
+) -> None:
+    """The scores are those of a network that knows the nuclei that people marked."""
+    pytest.importorskip("skimage")
+    (marked,) = nuclei(tmp_path, [f"mask{kind}"])
+    truth = marked.astype(np.int32)
+    border = ndimage.grey_dilation(truth, (3,) * truth.ndim) != truth
+    depth = ndimage.distance_transform_edt((truth > 0) & ~border)
+    deepest = ndimage.maximum(depth, truth, range(truth.max() + 1))
+    depth = np.float32(depth / np.maximum(1, deepest)[truth] - (truth == 0))
+    depth += NOISE.uniform(0, 1e-3, depth.shape).astype(np.float32)
+    scores = stars(truth, depth) if name == "stardist" else depth[None]
+    knobs = {"decoder": name, "threshold": 0.6, "object_size": (size,)}
+    knobs |= {"axes": "c" + "zyx"[-truth.ndim :]}
+    if name == "watershed":
+        knobs |= {"threshold": -0.5, "seed_threshold": 0.6}
+    whole, _ = decode(tmp_path, scores, **knobs, instance_block=(max(truth.shape),))
+    tiled, summary = decode(tmp_path, scores, **knobs, instance_block=(block,))
+    assert summary.owners is not None and summary.owners.joined > 5
+    for least in (0.5, 0.75, 0.9):
+        alike = [f1(truth, each.reshape(truth.shape), least) for each in (whole, tiled)]
+        print(name, kind, len(np.unique(truth)) - 1, summary.objects, least, *alike)
+        assert abs(alike[0] - alike[1]) <= 0.002, (least, alike)
 
 
 def test_a_decoder_is_told_apart_by_what_its_file_imports(tmp_path: Path) -> None:

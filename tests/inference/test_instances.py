@@ -123,10 +123,13 @@ def test_objects_of_blocks_are_those_of_the_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_watershed_of_blocks_is_that_of_the_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("side", "count"), [(100, 300), pytest.param(250, 5000, marks=pytest.mark.long)]
+)
+def test_watershed_of_blocks_is_that_of_the_whole(side: int, count: int, tmp_path: Path) -> None:
     pytest.importorskip("skimage")
     knobs = {"decoder": "watershed", "threshold": 0.0, "seed_threshold": 0.45}
-    check_tiled(tmp_path, 100, 300, [45, 30], **knobs)
+    check_tiled(tmp_path, side, count, [45, 30], **knobs)
 
 
 @pytest.mark.slow

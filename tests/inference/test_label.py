@@ -67,6 +67,49 @@ def scipys(mask: NDArray[Any], connectivity: int) -> NDArray[Any]:
     return labels
 
 
+def spiral(side: int) -> NDArray[np.bool_]:
+    """One object that winds through every block."""
+    plane = np.zeros((side, side), bool)
+    low, high = 0, side - 1
+    while low < high:
+        plane[low, low:] = plane[low:, high] = plane[high, low : high + 1] = True
+        plane[low + 2 : high + 1, low] = True
+        plane[low, high + 1 :] = plane[high + 1 :, high] = False
+        low, high = low + 2, high - 2
+    mask = np.zeros((side, side, side), bool)
+    mask[::2] = plane
+    mask[1::2, 0, side - 1] = True
+    return mask
+
+
+def shapes() -> dict[str, NDArray[np.bool_]]:
+    z, y, x = np.indices((5, 6, 7))
+    corners = np.zeros((8, 8, 8), bool)
+    corners[3:5, 3:5, 3:5] = [[[1, 0], [0, 1]], [[0, 1], [1, 0]]]
+    comb = np.zeros((9, 9, 9), bool)
+    comb[:, ::2] = True
+    comb[8] = True
+    return {
+        "nothing": np.zeros((5, 6, 7), bool),
+        "all": np.ones((9, 5, 6), bool),
+        "a board": (z + y + x) % 2 == 0,
+        "corners": corners,
+        "a comb": comb,
+        "a spiral": spiral(9),
+        "single voxels": (z % 2 + y % 2 + x % 2) == 0,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("connectivity", [6, 18, 26])
+def test_adversarial_volumes_have_the_labels_of_scipy(tmp_path: Path, connectivity: int) -> None:
+    for name, mask in shapes().items():
+        got, summary, _ = label(tmp_path, mask, connectivity=connectivity)
+        wanted = scipys(mask, connectivity)
+        np.testing.assert_array_equal(got, wanted, name)
+        assert summary.objects == wanted.max()
+
+
 def check_random(folder: Path, seed: int, *, in_parts: bool = False) -> None:
     rng = np.random.default_rng(seed)
     counts = iter(np.random.default_rng(seed).integers(1, 6, 9).tolist()) if in_parts else None

@@ -23,6 +23,7 @@ from penstock.data.stores.raster_tiles import RasterTiles, write_cog
 
 from ..later import imported_later
 from ..parameters import mainly
+from ..preloaded import forked_workers
 from .kit import Array, values
 
 pytest.importorskip("tensorstore")
@@ -94,6 +95,24 @@ def test_ome_tiff() -> None:
     before = Path("out.ome.tif").read_bytes()
     assert convert(given, "out.ome.tif", *BLOCKS, "--overwrite") == 0
     assert Path("out.ome.tif").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_tif_of_a_volume_is_an_ome_tiff(capsys: pytest.CaptureFixture[str]) -> None:
+    labels = (VOLUME // 1000).astype("uint8")
+    words = "--levels 3 --t 1 --c 0 2 --head-kind labels --out-dtype uint8".split()
+    assert convert(image(volume=labels), "out.tiff", *words) == 0
+    assert "an OME-TIFF does not hold the position" in capsys.readouterr().out
+    with tifffile.TiffFile("out.tiff") as file:
+        (series,) = file.series
+        right = labels[1, [0, 2]]
+        for level in series.levels:
+            assert (level.asarray() == right).all()
+            right = reduced(right, (1, 1, 2, 2), "mode")
+        assert len(series.levels) == 3
+    assert convert("in.zarr", "one.tif", "--levels", "none") == 0
+    with tifffile.TiffFile("one.tif") as file:
+        assert len(file.series[0].levels) == 1
 
 
 @pytest.mark.parametrize("out", ["out.tif", "out.nii.gz", "out.zarr"])
@@ -391,6 +410,18 @@ def test_a_file_of_nobody_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]
     assert "out.ome.tif is one file, in which no block" in capsys.readouterr().err
     assert Path("out.ome.tif").read_text() == "mine"
     assert not Path("out.ome.tif.penstock").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_workers_of_a_cluster_make_it_at_the_end() -> None:
+    pytest.importorskip("distributed")
+    rasterio = scene()
+    with forked_workers():
+        assert convert("in.tif", "out.tif", "--block", "512", "--cluster", "local:2") == 0
+    with rasterio.open("out.tif") as made:
+        assert (made.read() == SCENE).all() and made.crs == "EPSG:32631"
+    assert main(["verify", "out.tif"]) == 0
 
 
 def test_the_plan_counts_the_scratch(capsys: pytest.CaptureFixture[str]) -> None:
