@@ -135,6 +135,7 @@ class KeptRun:
     def __init__(self, order: JobOrder) -> None:
         from ..opening.job import Job
         from ..stages.beginning import joined
+        from ..stages.output_levels import first_levels
         from ..stages.run import Run
         from ..stages.statistics import Counting
 
@@ -149,6 +150,7 @@ class KeptRun:
             self.run = Run(job, journal, lock)
             self.counting = Counting(self.run)
             self.run.open_outputs()
+            self.run.levels = first_levels(job)
             journal.join()
             ends.enter_context(self.run.at_work())
             self.ends = ends.pop_all()

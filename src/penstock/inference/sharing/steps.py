@@ -23,6 +23,7 @@ from ..planning.plan import missing_parts, written_in
 from ..run_folder.ending import EndRequest
 from ..run_folder.journal import Journal, Prepared
 from ..stages.beginning import begun, completed, joined
+from ..stages.output_levels import first_levels
 from ..stages.pipeline import compute
 from ..stages.run import Run
 from ..stages.statistics import Counting
@@ -111,6 +112,7 @@ def _write(
     numbers = job.plan.parts.share(element, elements)
     with _joined(job, f"--part {element}/{elements}", numbers, request) as run:
         run.open_outputs()
+        run.levels = first_levels(job)
         run.journal.join()
         try:
             compute(run, numbers, Counting(run).scalings(elements), progress)
