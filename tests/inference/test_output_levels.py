@@ -188,12 +188,22 @@ def test_labels_are_never_averaged() -> None:
     check("a.zarr", 2, "mode")
 
 
-def test_elements_make_them_at_the_end() -> None:
-    for step in ("--prepare --workers 2", "--part 1/2", "--part 2/2"):
-        assert infer("a.zarr", *step.split()) == 0
-        assert len(levels("a.zarr")) == 1
-    assert infer("a.zarr", "--finish") == 0
-    check("a.zarr", 2)
+def test_elements_make_what_lies_in_their_blocks_and_the_end_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, make = [], pyramid._make
+    monkeypatch.setattr(pyramid, "_make", lambda *words: (made.append(words[-1]), make(*words))[1])
+    small = ["--chunks", "2", "64", "64", "--block", "2", "64", "64", "--levels", "3"]
+    for step in ("--prepare --workers 2 --parts 2", "--part 1/2", "--part 2/2", "--part 2/2"):
+        assert infer("one/a.zarr", *small, *step.split()) == 0
+        assert len(levels("one/a.zarr")) == 1 and not made
+    assert infer("one/a.zarr", *small, "--finish") == 0
+    assert 2 < len(made) < 8, made
+    check("one/a.zarr", 3)
+    assert infer("two/a.zarr", *small) == 0
+    files = [{file.relative_to(out): file.read_bytes() for file in Path(out).rglob("*")
+              if file.is_file()} for out in ("one/a.zarr", "two/a.zarr")]  # fmt: skip
+    assert files[0] == files[1]
 
 
 def test_a_job_that_ends_among_levels_goes_on(

@@ -328,9 +328,9 @@ def _gather_facts(
 
 
 def _level_bytes(job: Job) -> int:
-    """Bytes for the first level below outputs, in a process that begins a run and does it alone."""
+    """Bytes for the first level below outputs, of whose blocks some are in flight."""
     config = job.config
-    if config.levels == "none" or config.resumes or config.shared_by is not None:
+    if config.levels == "none":
         return 0
     images = [sink for sink in job.sinks if getattr(sink, "documents", None)]
     below = [levels_below(sink.domain.shape, count=config.levels) for sink in images]

@@ -37,8 +37,9 @@ def _images(job: Runnable) -> Iterator[tuple[int, str, Sink]]:
 
 
 def first_levels(job: Job) -> dict[int, FirstLevel]:
-    """The first level below each output of a run that begins, by the output's number, for a process
-    that does the job alone."""
+    """The first level below each output, by the output's number, for a process that will write
+    blocks. Several processes make one level: each writes what lies in its own blocks, and what lies
+    in those of two is made at the end."""
     from ...data import begin_first_level
 
     config, plan = job.config, job.plan
