@@ -130,6 +130,12 @@ def test_a_pipe_in_place_of_metadata_is_not_waited_for() -> None:
         assert code == 2 and len(said) == 1 and "in.zarr" in said[0], words
 
 
+def test_a_pipe_in_place_of_settings_is_not_waited_for() -> None:
+    os.mkfifo("a.yaml")
+    code, said = ended("infer", "--in-spec", "in.npy", *KNOBS, "--config", "a.yaml")
+    assert code == 2 and said == ["penstock infer: --config a.yaml is a pipe, which may never end"]
+
+
 def test_a_full_disk_under_stdout_is_said_in_one_sentence() -> None:
     np.save("in.npy", np.ones((8, 8, 8), "uint8"))
     full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"

@@ -184,6 +184,19 @@ def _patched(path: Path, at: int, numbers: Array) -> None:
     path.write_bytes(gzip.compress(whole) if packed else whole)
 
 
+def test_hdf5_that_leads_out_of_its_folder_is_refused() -> None:
+    """Numbers in other files, and a view of the array of another file, may be anything's."""
+    Path("secret").write_bytes(bytes(range(64)))
+    with h5py.File("a.h5", "w") as file:
+        file.create_dataset("a", (4, 4, 4), "u1", external=[(str(Path.cwd() / "secret"), 0, 64)])
+    layout = h5py.VirtualLayout((4, 4, 4), "u1")
+    layout[:] = h5py.VirtualSource("../x/b.h5", "b", (4, 4, 4))
+    with h5py.File("b.h5", "w") as file:
+        file.create_virtual_dataset("a", layout)
+    refused("a.h5", "secret', which is not below it")
+    refused("b.h5", "names '../x/b.h5', which is not below it")
+
+
 def test_nifti_that_is_damaged() -> None:
     nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.eye(4)), "a.nii")
     nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.eye(4)), "b.nii.gz")
@@ -195,6 +208,10 @@ def test_nifti_that_is_damaged() -> None:
     refused("short.nii", "is shorter than its header says")
     refused("short.nii.gz", "not a readable NIfTI file: Compressed file ended")
     refused("none.nii", "not a readable NIfTI file")
+    Path("huge.nii").write_bytes(whole)
+    _patched(Path("huge.nii"), 42, np.int16([32767] * 3))
+    Path("huge.nii.gz").write_bytes(gzip.compress(Path("huge.nii").read_bytes()))
+    refused("huge.nii.gz", "that its header says: it has")
     refused("a.nii", "that is not finite")
     _patched(Path("b.nii.gz"), 112, np.float32([2, np.nan]))
     refused("b.nii.gz", "not a readable NIfTI file", "invalid intercept nan")

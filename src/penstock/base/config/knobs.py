@@ -261,6 +261,8 @@ def read_yaml(path: Path, asked: str = "--config") -> dict[str, Any]:
     Raises:
         UsageError: It cannot be read, or holds no settings.
     """
+    if path.is_fifo() and path.parent.name != "fd":  # a shell's <(...) has a writer
+        raise UsageError(f"{asked} {path} is a pipe, which may never end")
     try:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, require
 from .cf_packing import packing_of
 from .frames import physical_size, shown_channel, unit_name
+from .ome_levels import array_below
 from .protocols import SeveralArrays, in_words, listed
 from .sliced import Asked, OpenedArray, Readable
 
@@ -102,7 +103,16 @@ def _chosen(arrays: Mapping[str, Any], asked: Asked) -> Any:
     return next(iter(arrays.values()))
 
 
+def _check_within(dataset: Any, where: str) -> None:
+    """Refuse an array whose numbers are in files that do not lie below the folder of its own."""
+    files = [name for name, *_ in dataset.external or ()]
+    files += [each.file_name for each in dataset.virtual_sources()] if dataset.is_virtual else []
+    for file in files:
+        array_below(file, where)
+
+
 def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
+    _check_within(dataset, asked.where)
     labels, sizes = _labels(dataset), {}
     micrometers = dataset.attrs.get("element_size_um")  # z, y, x, whatever the axes are
     if micrometers is not None and len(micrometers) == dataset.ndim == 3 and labels is None:
@@ -178,6 +188,8 @@ def _imaris(handle: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         [times[f"TimePoint {t}"][f"Channel {c}"] for c in range(len(times["TimePoint 0"]))]
         for t in range(len(times))
     ]
+    for each in (channel["Data"] for row in rows for channel in row):
+        _check_within(each, asked.where)
     first = rows[0][0]
     sides = tuple(int(_text(first.attrs[f"ImageSize{axis}"])) for axis in "ZYX")
     low, high = ([float(image[f"Ext{end}{i}"]) for i in (2, 1, 0)] for end in ("Min", "Max"))

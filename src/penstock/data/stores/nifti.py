@@ -17,6 +17,8 @@ from .sliced import Asked, OpenedArray
 
 _AXES = "xyztc"
 """The axes in the order of NIfTI: space, time, and what a vector holds."""
+_DEFLATES = 1032
+"""The bytes that one byte of gzip holds at most."""
 _UNITS = {"sec": "second", "msec": "millisecond", "usec": "microsecond", "unknown": ""}
 
 
@@ -64,6 +66,11 @@ def _stored(file: Path, proxy: Any, where: str) -> NDArray[Any]:
                 f"{where}: is shorter than its header says: {size} bytes of {offset + needed}"
             )
         return np.memmap(file, dtype, "r", offset, shape, "F")
+    if needed > _DEFLATES * file.stat().st_size:
+        raise UsageError(
+            f"{where}: cannot hold the {format_bytes(needed)} that its header says: it has "
+            f"{format_bytes(file.stat().st_size)}"
+        )
     flat = np.empty(needed, np.uint8)
     with gzip.open(file) as stream:
         stream.seek(offset)
