@@ -17,9 +17,10 @@ import yaml
 from penstock.base.config.infer import InferConfig
 from penstock.base.errors import UsageError
 from penstock.data import open_source
+from penstock.inference.opening.as_its_makers import with_defaults
 from penstock.inference.opening.selection import channels_of, check_orientation
 from penstock.models.load import load_model
-from penstock.models.recipe import Recipe
+from penstock.models.recipe import Recipe, Sliding
 
 from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, unet
 
@@ -298,6 +299,20 @@ def test_channels_are_found_by_name_or_listed() -> None:
         chosen(Recipe("", channels=("T1", "dapi")))
     with pytest.raises(UsageError, match=r"'cy5' is not all, .* nor one of GFP, DAPI, 488"):
         chosen(c="cy5")
+
+
+@pytest.mark.parametrize(
+    ("said", "overlap"),
+    [({}, (8, 16, 16)), ({"patch": (40,)}, (20, 20, 20)), ({"patch": (9, 8, 4)}, (4, 4, 2)),
+     ({"patch": (40,), "overlap": (6,)}, (6,)), ({"patch": (40,), "seam_mode": "trim"}, None),
+     ({"patch": "auto"}, None)],
+)  # fmt: skip
+def test_a_patch_of_the_user_overlaps_by_the_share_that_its_makers_say(
+    said: dict[str, Any], overlap: Any
+) -> None:
+    recipe = Recipe("net", patch=(16, 32, 32), overlap=(8, 16, 16), sliding=Sliding("gaussian"))
+    config = InferConfig(in_spec="a", out_spec="b", model_type="c", **said)
+    assert with_defaults(config, recipe)[0].overlap == overlap
 
 
 def test_a_volume_that_lies_otherwise_is_refused() -> None:

@@ -67,6 +67,13 @@ def test_a_network_is_not_changed_and_bits_are_compared() -> None:
     assert net.weight.equal(before) and not net._forward_hooks
 
 
+def test_a_side_is_looked_for_that_is_enough_along_all_axes() -> None:
+    wide = nn.Conv3d(1, 1, (1, 1, 5), padding=(0, 0, 4), dilation=2, padding_mode="reflect")
+    net = nn.Sequential(nn.Conv3d(1, 1, 2, 2), wide, nn.Upsample(scale_factor=2))
+    reach = find_reach(load_model(seeded(lambda: net)), 3)  # of 8 voxels along x, 4 reach the layer
+    assert reach.exact and reach.step == (2, 2, 2) and reach.before == (0, 0, 8)
+
+
 def test_a_search_ends_at_its_bound_and_says_what_it_did_not_look_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -185,6 +185,7 @@ class _Probed:
     def _least_side(self) -> int:
         for side in _SIDES[self.axes]:
             try:
+                self.run(self.noise([side] * self.axes))  # long enough along the last axis, too
                 x = self.noise([*[side] * (self.axes - 1), 2 * side])
                 with Operations() as counted:
                     once = self.run(x)

@@ -38,6 +38,11 @@ def with_defaults(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
             update[name] = value[1:] if plane else value
     if recipe.sliding is not None and not {"seam_mode", "window", "trim_voxels"} & said:
         update |= {"seam_mode": "blend", "window": recipe.sliding.window}
+        if config.sides is not None and recipe.patch and recipe.overlap and "overlap" not in said:
+            # Their step is a share of the patch.
+            sides = config.sides * 3 if len(config.sides) == 1 else (1, *config.sides)[-3:]
+            each = zip(recipe.overlap, sides, recipe.patch, strict=True)
+            update["overlap"] = tuple(o * side // whole for o, side, whole in each)[plane:]
     if recipe.reduce is not None and not {"reduce", "head_kind"} & said:
         update["reduce"] = recipe.reduce
     given = [f"--{name.replace('_', '-')} {_shown(value)}" for name, value in update.items()]
