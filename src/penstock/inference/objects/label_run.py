@@ -287,11 +287,15 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
                     listed = (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix)
                     listed.unlink(missing_ok=True)
             overwrites = config.overwrite or before.get("overwrites", False)
-            facts = labelling.facts() | {"overwrites": overwrites}
+            facts = {
+                "locked": not lock.lacking,
+                **labelling.facts(),
+                "overwrites": overwrites,
+            }
             if "output" in before:
                 facts["output"] = before["output"]
                 journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
-            journal.begin(facts, prepared=prepared, locked=not lock.lacking)
+            journal.begin(facts, prepared=prepared)
             lock.name()
             say_unlocked([*lock.lacking, *journal.lacking])
             with noting_end(journal.save):

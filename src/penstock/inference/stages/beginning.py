@@ -118,8 +118,8 @@ def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared
         say_unlocked(journal.lacking)
         # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
-        facts = _facts(job, journal)
-        journal.begin(facts, prepared=prepared, locked=not lock.lacking)
+        facts = {"locked": not lock.lacking, **_facts(job, journal)}
+        journal.begin(facts, prepared=prepared)
     patiently(job.config.retry_for, "the lock", lock.name)
     if journal.before and journal.skipped < job.plan.num_blocks:
         take_levels_away(job)
