@@ -158,6 +158,26 @@ def test_only_faults_are_tried_again_and_what_fails_says_why_with_its_exit_code(
     assert notes == ["Parts: 4 failed and tried again"]
 
 
+class LoadedLate:
+    """Cannot be loaded where it is sent to, at first."""
+
+    def __reduce__(self) -> tuple[Callable[[], int], tuple[()]]:
+        return loaded_late, ()
+
+
+def loaded_late() -> int:
+    CALLS[7] += 1
+    if CALLS[7] < 3:
+        raise OSError("the folder of the code does not answer")
+    return 8
+
+
+def test_an_item_that_could_not_be_loaded_is_tried_again() -> None:
+    with workers_of("one") as (_, workers):
+        shared = share(workers, fails, [7], work_of=lambda number: LoadedLate())
+        assert dict(shared) == {7: 8} and workers.retried == 2
+
+
 def test_the_first_piece_that_fails_for_good_is_named() -> None:
     names = {"a": 0, "b": 1, "c": 2}
     with workers_of("one") as (_, workers):

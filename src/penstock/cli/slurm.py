@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument(
             "--preset",
             metavar="NAME",
-            help=f"{', '.join(shipped_presets())}, one of yours, or a YAML file of settings by its "
+            help=f"{', '.join(shipped_presets())}, or a YAML file of settings by its "
             "path; flags win",
         )
         kind.add_argument(

@@ -260,7 +260,7 @@ class _Front:
         except KilledWorker as killed:
             return _LOST if self.saved(given.item) != given.before else _killing(killed)
         except Exception as error:  # of Dask: it could not load or send something
-            return FailedItem(f"{type(error).__name__}: {describe(error)}")
+            return FailedItem(f"{type(error).__name__}: {describe(error)}", may_pass=True)
 
 
 def _killing(killed: Any) -> FailedItem:

@@ -13,7 +13,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -42,7 +42,7 @@ from ..run_folder.names import (
     STARTS_FILE,
     VIEWS,
 )
-from ..stages.beginning import removed, say_unlocked
+from ..stages.beginning import locked, removed, say_unlocked
 from .block_record import load_table, save_array, save_table
 from .block_work import BlockWork
 from .components import HoleTable
@@ -279,7 +279,7 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         if not before:
             labelling.output("uint32", overwrite=config.overwrite).check()
-        with contextlib.closing(_locked(labelling, journal)) as lock:
+        with contextlib.closing(locked(journal, [labelling.sink], config.take_over)) as lock:
             journal.lock()
             if not before:  # what an earlier run has found, before this one has a name
                 clear(labelling)
@@ -287,11 +287,15 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
                     listed = (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix)
                     listed.unlink(missing_ok=True)
             overwrites = config.overwrite or before.get("overwrites", False)
-            facts = labelling.facts() | {"overwrites": overwrites}
+            facts = {
+                "locked": not lock.lacking,
+                **labelling.facts(),
+                "overwrites": overwrites,
+            }
             if "output" in before:
                 facts["output"] = before["output"]
                 journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
-            journal.begin(facts, prepared=prepared, locked=not lock.lacking)
+            journal.begin(facts, prepared=prepared)
             lock.name()
             say_unlocked([*lock.lacking, *journal.lacking])
             with noting_end(journal.save):
@@ -311,7 +315,9 @@ def joined(labelling: LabelJob, writer: str | None) -> Iterator[LabelRun]:
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         if _is_gone(labelling, journal):
             raise removed(labelling.sink.name)
-        with contextlib.closing(_locked(labelling, journal, member=writer is not None)) as lock:
+        over = labelling.config.take_over
+        lock = locked(journal, [labelling.sink], over, member=writer is not None)
+        with contextlib.closing(lock):
             journal.join()  # with a lock: one process ends a round
             yield LabelRun(labelling, journal, lock)
 
@@ -326,11 +332,3 @@ def _is_gone(labelling: LabelJob, journal: Journal) -> bool:
 
 def _journal(labelling: LabelJob, *, resume: bool) -> Journal:
     return Journal.open(labelling.folder, labelling.fingerprint(), labelling.maker(), resume=resume)
-
-
-def _locked(labelling: LabelJob, journal: Journal, *, member: bool = False) -> OutputLock:
-    take_over = labelling.config.take_over
-    return OutputLock.take(
-        [labelling.sink], journal.run, folder=labelling.folder, take_over=take_over,
-        check=partial(journal.check_maker, take_over=take_over), member=member,
-    )  # fmt: skip

@@ -202,14 +202,12 @@ class Journal:
         if self._log is not None:
             self._log.begin(anew=False)
 
-    def begin(
-        self, facts: Mapping[str, Any], *, prepared: Prepared | None = None, locked: bool = False
-    ) -> None:
+    def begin(self, facts: Mapping[str, Any], *, prepared: Prepared | None = None) -> None:
         """Make the folder and start the log. Blocks that were done before stay in it.
 
         ``facts`` are fields of run.json: ``settings``, ``name`` and ``tags``, ``plan`` and its
-        ``blocks``. ``prepared`` says how several processes share the run, and ``locked`` that the
-        output's marker names it. Raises as `lock`.
+        ``blocks``, and ``locked``, which says that the output's marker names the run. ``prepared``
+        says how several processes share it. Raises as `lock`.
         """
         if self.folder is None:
             return
@@ -224,7 +222,6 @@ class Journal:
             self.folder.delete(*_OF_ONE_RUN)
         run = {  # written first: it says which run the folder belongs to
             "run": self.run,
-            "locked": locked,
             **facts,
             "replaces": self._replaces,
             "fingerprint": self.fingerprint,

@@ -6,7 +6,7 @@ import contextlib
 import platform
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,13 @@ from ...base import (
     run_labels,
     system_errors,
 )
-from ...data import OutputLock, no_block_again
+from ...data import OutputLock, Sink, no_block_again
 from ..planning.plan import Plan
 from ..run_folder.ending import noting_end
 from ..run_folder.journal import Journal, Prepared
 from .output_levels import take_levels_away
 from .remote_job import Runnable
-from .retries import Result, patiently, saying_full
+from .retries import patiently, saying_full
 
 
 @contextlib.contextmanager
@@ -45,7 +45,8 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
             sink.check()
             if getattr(sink, "made", False) and journal.skipped < job.plan.num_blocks:
                 raise UsageError(f"--resume: {no_block_again(sink.name)}")
-        lock = _locked(job, journal, member=False)
+        take = partial(locked, journal, job.sinks, job.config.take_over)
+        lock = patiently(job.config.retry_for, "the lock", take)
         with contextlib.closing(lock):
             _begin(job, journal, lock, prepared)
             with noting_end(journal.save):
@@ -71,7 +72,8 @@ def joined(
         )
     journal.writer = writer
     with contextlib.closing(journal), keep_traceback_in(journal.here):
-        lock = _locked(job, journal, member=not ends)
+        take = partial(locked, journal, job.sinks, job.config.take_over, member=not ends)
+        lock = patiently(job.config.retry_for, "the lock", take)
         with contextlib.closing(lock):
             for sink in job.sinks:
                 if not sink.exists:  # to open it would create it, without blocks that logs name
@@ -91,23 +93,18 @@ def _journal(job: Runnable, *, resume: bool) -> Journal:
     return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=resume)
 
 
-def _locked(job: Runnable, journal: Journal, *, member: bool) -> OutputLock:
+def locked(
+    journal: Journal, sinks: Sequence[Sink], take_over: bool, *, member: bool = False
+) -> OutputLock:
     """The lock of the outputs, which is taken, or which a member of the run only reads."""
-    return _patient(job)(
-        lambda: OutputLock.take(
-            job.sinks,
-            journal.run,
-            folder=job.run_dir,
-            check=partial(journal.check_maker, take_over=job.config.take_over),
-            take_over=job.config.take_over,
-            member=member,
-        )
+    return OutputLock.take(
+        sinks,
+        journal.run,
+        folder=None if journal.folder is None else str(journal.folder),
+        check=partial(journal.check_maker, take_over=take_over),
+        take_over=take_over,
+        member=member,
     )
-
-
-def _patient(job: Runnable) -> Callable[[Callable[[], Result]], Result]:
-    """A function that does some work with the lock, again and again for ``--retry-for``."""
-    return partial(patiently, job.config.retry_for, "the lock")
 
 
 def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared | None) -> None:
@@ -121,9 +118,9 @@ def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared
         say_unlocked(journal.lacking)
         # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
-        facts = _facts(job, journal)
-        journal.begin(facts, prepared=prepared, locked=not lock.lacking)
-    _patient(job)(lock.name)
+        facts = {"locked": not lock.lacking, **_facts(job, journal)}
+        journal.begin(facts, prepared=prepared)
+    patiently(job.config.retry_for, "the lock", lock.name)
     if journal.before and journal.skipped < job.plan.num_blocks:
         take_levels_away(job)
 

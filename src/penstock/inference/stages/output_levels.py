@@ -123,9 +123,9 @@ def _add_levels(job: Runnable, going_on: Callable[[int], None]) -> Iterator[str]
             add_levels, place, rule=rule, count=count, again=False,
             threads=usable_cores(), progress=going_on, name="--out-spec",
         )  # fmt: skip
-        if levels := patiently(job.config.retry_for, sink.name, work):
+        if made := patiently(job.config.retry_for, sink.name, work):
             took = format_seconds(time.monotonic() - began)
-            yield f"Levels: {plural(len(levels), 'level')} below {sink.name}, in {took}"
+            yield f"Levels: {plural(len(made), 'level')} below {sink.name}, in {took}"
 
 
 def _make_files(job: Runnable, going_on: Callable[[str, int], None]) -> Iterator[str]:
