@@ -86,6 +86,11 @@ def test_parts_write_what_one_process_writes(
         for part in ("3/3", "1/3", "2/3", "2/3"):
             assert step("--part", part)[0] == 0
         assert said in step("--finish")[1]
+        code, again = step("--finish")
+        assert code == 0 and said.partition(":")[0] in again  # it ends no round twice
+    summary = Path(run, "summary.json").read_text()
+    assert '"at_planes"' in summary and step("--finish")[0] == 0
+    assert Path(run, "summary.json").read_text() == summary
     check_same(tmp_path, capsys)
     (tmp_path / "many" / "out.zarr" / "0" / "c" / "0" / "1" / "1").unlink()
     assert main(["verify", run.removesuffix(".penstock"), "--forget"]) == 3
