@@ -125,7 +125,7 @@ class Labelling(LabelJob):
                 again = is_complete(self.folder)
                 return "Complete: all blocks are written", None if again else run.finish()
             run.lock.hand_over()
-            ended = each.name
+            ended: str = each.name
             if each.name != rounds[0] and not run.has_begun(each):
                 ended = rounds[rounds.index(each.name) - 1]  # by an earlier --finish
             elif lacking := run.lacking(each, range(len(each.work.grid))):
