@@ -226,6 +226,46 @@ def test_infer_writes_objects_and_a_table(tmp_path: Path) -> None:
     assert (tmp_path / "cells.zarr.penstock" / "summary.json").is_file()
 
 
+@pytest.mark.slow
+def test_steps_of_an_array_write_the_objects_of_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scores are the first round. A step that comes twice changes nothing."""
+    contents = []
+    for name in ("one", "many"):
+        folder = tmp_path / name
+        folder.mkdir()
+        table = str(folder / "cells.csv")
+        words = ["--instances", "components", "--threshold", "0.6", "--table", table]
+        words += ["--patch", "8", "--block", "8", "--chunks", "8"]
+
+        def step(*more: str, folder: Path = folder, words: list[str] = words) -> tuple[int, str]:
+            code = inferred(folder, *words, *more)
+            return code, "".join(capsys.readouterr())
+
+        if name == "one":
+            assert step()[0] == 0
+        else:
+            assert step("--prepare", "--workers", "2")[0] == 0
+            assert step("--finish")[0] == 3
+            for said in (
+                "All blocks are inferred",
+                "All blocks are counted",
+                "Complete: all blocks",
+            ):
+                for part in ("2/2", "1/2", "1/2"):
+                    assert step("--part", part)[0] == 0
+                code, first = step("--finish")
+                assert code == 0 and said in first
+                code, again = step("--finish")
+                assert code == 0 and said.partition(":")[0] in again
+            assert "Complete: all objects are written" in step("--finish")[1]
+        assert not [*folder.glob("*.scores.zarr*")]
+        files = [Path(table), *(folder / "cells.zarr").rglob("*")]
+        contents.append({f.relative_to(folder): f.read_bytes() for f in files if f.is_file()})
+    assert contents[0] == contents[1]
+
+
 def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     words = f"--instances components --threshold -2 --model {tmp_path}/net.py:distances --patch 8"
@@ -241,7 +281,7 @@ def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path: Path
         ("--threshold 0.5", "--threshold has no effect without --instances"),
         ("--instances components", "needs --threshold X"),
         ("--instances watershed --threshold 1", "needs --threshold X and --seed-threshold Y"),
-        ("--instances components --threshold 1 --part 1/2", "is no step of an array"),
+        ("--instances components --threshold 1 --part 1/2", "no run is prepared in"),
     ],
 )
 def test_instances_that_cannot_be_made_are_refused(

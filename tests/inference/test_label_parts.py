@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -86,6 +88,11 @@ def test_parts_write_what_one_process_writes(
         for part in ("3/3", "1/3", "2/3", "2/3"):
             assert step("--part", part)[0] == 0
         assert said in step("--finish")[1]
+        code, again = step("--finish")
+        assert code == 0 and said.partition(":")[0] in again  # it ends no round twice
+    summary = Path(run, "summary.json").read_text()
+    assert '"at_planes"' in summary and step("--finish")[0] == 0
+    assert Path(run, "summary.json").read_text() == summary
     check_same(tmp_path, capsys)
     (tmp_path / "many" / "out.zarr" / "0" / "c" / "0" / "1" / "1").unlink()
     assert main(["verify", run.removesuffix(".penstock"), "--forget"]) == 3
@@ -128,6 +135,48 @@ def test_workers_of_dask_write_what_one_process_writes(
     made(tmp_path, 20)
     assert main(words_of(tmp_path, "one")) == 0
     assert main(words_of(tmp_path, "many", "--cluster", "local:2")) == 0
+    check_same(tmp_path, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("infers", [False, True])
+def test_a_client_of_dask_that_is_killed_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], infers: bool
+) -> None:
+    pytest.importorskip("distributed")
+    made(tmp_path, 20)
+    np.save(tmp_path / "in.npy", np.load(tmp_path / "in.npy").astype(np.float32))
+
+    def words(name: str, *more: str) -> list[str]:
+        place, out = str(tmp_path / "in.npy"), str(tmp_path / name / "out.zarr")
+        verb = ["label"]
+        if infers:
+            net = "--model identity --head-kind scores --normalize none --overlap 0 --patch 4"
+            verb = ["infer", *f"{net} --devices cpu --instances components".split()]
+        fixed = f"--threshold 0.5 --chunks 4 --block 4 --table {tmp_path / name / 't.csv'}"
+        return [*verb[:1], place, out, *verb[1:], *fixed.split(), *more]
+
+    def seen() -> bool:
+        """Whether objects of a block are found, or all scores and objects are written."""
+        return any(folder.glob("objects/*.npz")) or (folder / "summary.json").is_file()
+
+    assert main(words("one")) == 0
+    folder = tmp_path / "many" / "out.zarr.penstock"
+    for stage in ("scores", "objects") if infers else ("objects",):
+        log = tmp_path / "many" / "out.zarr.scores.penstock"
+        start = [sys.executable, "-m", "penstock", *words("many", "--cluster", "local:2")]
+        client = subprocess.Popen(
+            [*start, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        until = time.monotonic() + 100
+        while client.poll() is None and time.monotonic() < until:
+            begun = any(file.stat().st_size > 500 for file in log.glob("done-*.log"))
+            if seen() or (stage == "scores" and begun):
+                break
+            time.sleep(0.002)
+        client.kill()
+        assert client.wait(60) == -signal.SIGKILL and not (folder / "summary.json").exists()
+    assert main(words("many", "--cluster", "local:2", "--resume")) == 0
     check_same(tmp_path, capsys)
 
 

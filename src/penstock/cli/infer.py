@@ -3,6 +3,8 @@
 With ``--instances`` the scores of a model go to a scratch, from which objects are labelled:
 
     IN ──▶ infer ──▶ OUT.scores.zarr ──▶ label ──▶ OUT, table
+
+In steps of an array, ``--prepare`` begins both runs, and scores are the first round of all.
 """
 
 from __future__ import annotations
@@ -160,6 +162,7 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
 
 _OF_BOTH = ("chunks", "shards", "levels", "take_over", "cluster", "worker_timeout", "max_memory")
 """Settings of both, where they are given."""
+_OF_ONE_START = ("overwrite", "resume", "prepare", "part", "finish")
 
 
 def _instances_of(
@@ -175,22 +178,19 @@ def _instances_of(
         return None
     from ..inference import check_decoder
 
-    if config.is_element:
-        raise UsageError(
-            "--instances is no step of an array; let the array write scores, and then penstock "
-            "label them"
-        )
     if objects.instances == "components" and objects.threshold is None:
         raise UsageError("--instances components needs --threshold X: an object is what is above")
     if len(config.out_spec) != 1 or "://" in (place := str(config.out_spec[0])):
         raise UsageError("--instances writes one output, an OME-Zarr on this machine")
-    if Path(place).exists() and not (config.overwrite or config.resume):
+    if Path(place).exists() and not (config.overwrite or config.resumes):
         raise UsageError(f"--out-spec {place}: exists; use --overwrite to replace it")
-    check_outputs(("--table", objects.table), replace=config.overwrite or config.resume)
+    check_outputs(("--table", objects.table), replace=config.overwrite or config.resumes)
     scratch = f"{place}.scores.zarr"
     asked = {key: value for key, value in as_settings(objects).items() if key != "instances"}
     output = {name: getattr(config, name) for name in _OF_BOTH if name in config.model_fields_set}
-    once = {"overwrite": config.overwrite, "resume": config.resume}
+    once = {name: getattr(config, name) for name in _OF_ONE_START}
+    if config.prepare:
+        once["workers"] = config.workers
     label = build(
         LabelConfig, asked, output, once,
         {"in_spec": scratch, "out_spec": place, "decoder": objects.instances},
@@ -203,14 +203,29 @@ def _instances_of(
 
 
 def _run_instances(scores: InferConfig, label: LabelConfig, *, dry: bool) -> int:
-    """Infer scores, label them, and remove them. Returns the exit code."""
+    """Infer scores, label them, and remove them; or do a step of that. Returns the exit code."""
+    from ..inference import is_complete
     from .label import run_labelling
 
-    code = run_config(scores, dry=dry)
-    if dry or code:
+    assert scores.run_dir is not None
+    inferred = scores.joins and is_complete(scores.run_dir)
+    if inferred and is_complete(Path(f"{label.out_spec}.penstock")):
+        _remove_scratch(label)  # that a start which was killed has left
+        print("Complete: all objects are written")
+        return 0
+    code = 0 if inferred else run_config(scores, dry=dry)
+    if dry or code or (scores.joins and not inferred):
+        if scores.finish and not code:
+            print("All blocks are inferred; next --part i/n for each i, then --finish")
         return code
-    code = run_labelling(label)
-    scratch = Path(label.in_spec)
-    shutil.rmtree(scratch)
-    scratch.with_name(scratch.name + LOCK_SUFFIX).unlink(missing_ok=True)
+    code = run_labelling(label, inferred=inferred)
+    if not scores.is_element or is_complete(Path(f"{label.out_spec}.penstock")):
+        _remove_scratch(label)
     return code
+
+
+def _remove_scratch(label: LabelConfig) -> None:
+    scratch = Path(label.in_spec)
+    if scratch.exists():
+        shutil.rmtree(scratch)
+    scratch.with_name(scratch.name + LOCK_SUFFIX).unlink(missing_ok=True)

@@ -34,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
     return run_labelling(from_flags(LabelConfig, args))
 
 
-def run_labelling(config: LabelConfig) -> int:
-    """Carry out a labelling, and print what was done. Returns the exit code."""
+def run_labelling(config: LabelConfig, *, inferred: bool = False) -> int:
+    """Carry out a labelling, and print what was done. Returns the exit code. See `Labelling.step`
+    for ``inferred``."""
     with contextlib.ExitStack() as stack:
 
         def begins(labelling: Labelling) -> Callable[[int], None]:
@@ -53,7 +54,7 @@ def run_labelling(config: LabelConfig) -> int:
         if not config.is_element:
             print_summary(labelling.run(show), config)
             return 0
-        sentence, summary = labelling.step(show)
+        sentence, summary = labelling.step(show, inferred=inferred)
     if summary is not None:
         print_summary(summary, config)
     print(sentence)

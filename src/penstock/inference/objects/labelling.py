@@ -5,7 +5,8 @@
     --finish        ends the round: joins what is found, or closes the output after the last one
 
 After ``--prepare``, the other two follow each other once for each round. Only ``--finish`` goes to
-the next round, so a part that comes late or twice does nothing or the same again.
+the next round, so a part that comes late or twice does nothing or the same again. A ``--finish``
+that comes twice finds a round that no part has begun, or no round, and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable
 
 from ...base import SUMMARY_FILE, Incomplete, number_ranges, plural, share_of
+from ..run_folder.folder import is_complete
 from ..run_folder.journal import Prepared
 from .block_work import over_blocks
 from .label_job import LabelJob
@@ -22,7 +24,13 @@ from .label_run import LabelRun, LabelSummary, Round, begun, joined
 Show = Callable[[int], None]
 Over = Callable[[Round, list[int]], Iterable[tuple[int, str]]]
 """Does a round for some blocks, and gives the number of each with what its step returns."""
-_DONE = {"decode": "decoded", "fill": "searched for holes", "count": "counted", "write": "written"}
+_DONE = {
+    "infer": "inferred",
+    "decode": "decoded",
+    "fill": "searched for holes",
+    "count": "counted",
+    "write": "written",
+}
 
 
 Step = tuple[str, LabelSummary | None]
@@ -61,11 +69,12 @@ class Labelling(LabelJob):
                 run.end_round(each)
             return run.finish()
 
-    def step(self, show: Show = lambda voxels: None) -> Step:
+    def step(self, show: Show = lambda voxels: None, *, inferred: bool = False) -> Step:
         """Do the step of an array that the settings name.
 
         Args:
             show: Called with the number of voxels done, of `voxels`.
+            inferred: Whether an earlier round of the same array has written the input.
 
         Returns:
             What was done.
@@ -79,7 +88,7 @@ class Labelling(LabelJob):
             return self._prepare()
         if self.config.part is not None:
             return self._part(*share_of(self.config.part), show)
-        return self._finish()
+        return self._finish(inferred)
 
     def _prepare(self) -> Step:
         elements, rounds = self.config.workers or 1, len(self.config.rounds)
@@ -98,6 +107,7 @@ class Labelling(LabelJob):
             each = run.next_round()
             if each is None:
                 return "All blocks are written; next --finish", None
+            run.begin_round(each)
             size = len(each.work.grid)
             numbers = range((element - 1) * size // elements, element * size // elements)
             try:
@@ -107,18 +117,22 @@ class Labelling(LabelJob):
         count = plural(len(numbers), "block")
         return f"{count} of {size} {_DONE[each.name]}; after all parts --finish", None
 
-    def _finish(self) -> Step:
+    def _finish(self, inferred: bool) -> Step:
+        rounds = ["infer"] * inferred + self.config.rounds
         with joined(self, None) as run:
             each = run.next_round()
             if each is None:
-                return "Complete: all blocks are written", run.finish()
-            lacking = run.lacking(each, range(len(each.work.grid)))
+                again = is_complete(self.folder)
+                return "Complete: all blocks are written", None if again else run.finish()
             run.lock.hand_over()
-            if lacking:
+            ended: str = each.name
+            if each.name != rounds[0] and not run.has_begun(each):
+                ended = rounds[rounds.index(each.name) - 1]  # by an earlier --finish
+            elif lacking := run.lacking(each, range(len(each.work.grid))):
                 raise self._incomplete(each, lacking)
-            run.end_round(each)
-        done = f"All blocks are {_DONE[each.name]}, and joined; next --part i/n for each i, then"
-        return f"{done} --finish", None
+            else:
+                run.end_round(each)
+        return f"All blocks are {_DONE[ended]}; next --part i/n for each i, then --finish", None
 
     def _incomplete(self, each: Round, lacking: list[int]) -> Incomplete:
         """The error that says which parts are to be started again."""

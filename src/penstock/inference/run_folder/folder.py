@@ -27,6 +27,15 @@ def folder_at(place: Path | str) -> Folder:
     return RemoteFolder(place) if isinstance(place, str) else LocalFolder(place)
 
 
+def is_complete(place: Path | str) -> bool:
+    """Whether a run folder is that of a run that is complete: its summary is written last.
+
+    Args:
+        place: The path or the URL of the folder, which need not be there.
+    """
+    return bool(folder_at(place).names(SUMMARY_FILE))
+
+
 def read_document(folder: Folder, name: str) -> dict[str, Any] | None:
     """The JSON object in a file of a run folder, None if there is no such file.
 
