@@ -347,6 +347,15 @@ def test_an_array_labels_a_volume_in_rounds(capsys: pytest.CaptureFixture[str]) 
     assert last_line(scripts[-1]).endswith(f"{shlex.join(words)} --finish")
 
 
+def test_an_array_infers_objects_in_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scores are the first round; a decoder has one more than components."""
+    plain = [*INFER, "--normalize", "none", "--threshold", "0.5"]
+    for decoder, rounds in (("components", 3), ("watershed", 4)):
+        scripts = rendered(capsys, "--array", "9", "--", *plain, "--instances", decoder)
+        jobs = [directives(each)["--job-name"].partition("-")[2] for each in scripts]
+        assert jobs == ["prepare", *["parts", "finish"] * rounds]
+
+
 def test_steps_that_compute_no_block_ask_for_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--array", "9", "--gpus-per-node", "a100:4", "--mem", "64G", "--cpus-per-task", "8"]
     jobs = [*map(directives, rendered(capsys, *flags, "--", *INFER, "--normalize", "global"))]

@@ -245,6 +245,8 @@ def _verb(words: Sequence[str]) -> Command:
     _, left = parser.parse_known_args([*asked, "--resume"])
     counts = isinstance(config, InferConfig) and config.asked_normalization in (None, "global")
     rounds = len(config.rounds) if isinstance(config, LabelConfig) else 0
+    if (decoder := getattr(args, "instances", None)) is not None:  # scores, then their labelling
+        rounds = 3 if decoder == "components" else 4
     return Command(
         tuple(words), "verb", resumes=not left, goes_on=verb in WORK, counts=counts, rounds=rounds
     )
