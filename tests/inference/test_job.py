@@ -53,7 +53,7 @@ def test_a_prime_block_is_a_chunk_or_refused_by_a_number_that_works(tmp_path: Pa
     out, shape = tmp_path / "out.zarr", (1, 600, 600)
     fits = opened(out, shape, patch=(16, 16), block=(131, 131))
     assert fits.sinks[0].write_grid == (1, 1, 1, 131, 131)
-    with pytest.raises(UsageError, match=r"--block 521 is not a multiple .* give --block 1024"):
+    with pytest.raises(UsageError, match=r"--block 521 521: a block is whole .* give --block 1024"):
         opened(out, shape, patch=(16, 16), block=(521, 521))
     array = np.zeros(shape, "uint8")  # an output that has chunks of its own takes any block
     assert opened(array, shape, patch=(16, 16), block=(521, 521)).geometry.block == (1, 521, 521)

@@ -83,13 +83,15 @@ def test_parts_write_what_one_process_writes(
     assert main(["status", run]) == 3
     assert "next is label --part i/n" in capsys.readouterr().out
     code, said = step("--finish")
-    assert code == 3 and "8 of 8 blocks are not searched for holes; run again with" in said
+    assert code == 3 and "no block is searched for holes yet; run --part" in said
     for said in ("All blocks are searched for holes", "All blocks are counted", "Complete: all"):
         for part in ("3/3", "1/3", "2/3", "2/3"):
             assert step("--part", part)[0] == 0
         assert said in step("--finish")[1]
-        code, again = step("--finish")
-        assert code == 0 and said.partition(":")[0] in again  # it ends no round twice
+        code, again = step("--finish")  # it ends no round twice
+        assert (code, "yet; run --part i/1 for each" in again) == (
+            (0, False) if "C" in said else (3, True)
+        )
     summary = Path(run, "summary.json").read_text()
     assert '"at_planes"' in summary and step("--finish")[0] == 0
     assert Path(run, "summary.json").read_text() == summary
@@ -122,7 +124,9 @@ def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys: pytest.CaptureFixt
         for _ in range(3):
             kills += start(rng.uniform(0.002, 0.25), *more).wait(60) < 0
         twice = [start(0, *more) for _ in range(2 if step[0] == "--part" else 1)]
-        assert [process.wait(60) for process in twice] == [0] * len(twice)
+        # A --finish that was killed may have ended its round: then the next has no block yet.
+        ended = {0, 3} if step == ["--finish"] else {0}
+        assert {process.wait(60) for process in twice} <= ended
     check_same(tmp_path, capsys)
     assert kills >= 20
 

@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     one_heap()
     plain = {"model_type": "identity", "normalize": "none", "devices": "cpu"}
-    vars(args).update({"head_kind": _kind_of(args.in_spec), **plain, **vars(args)})
+    given = vars(args)
+    given.update({"head_kind": _kind_of(given.get("in_spec", "")), **plain, **given})
     config = from_flags(InferConfig, args)
     if config.head_kind == ("labels",) and config.out_dtype is None:
         settings = {name: getattr(config, name) for name in ("level", "raw", "axes", "series")}

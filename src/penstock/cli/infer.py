@@ -218,7 +218,7 @@ def _run_instances(scores: InferConfig, label: LabelConfig, *, dry: bool) -> int
         if scores.finish and not code:
             print("All blocks are inferred; next --part i/n for each i, then --finish")
         return code
-    code = run_labelling(label, inferred=inferred)
+    code = run_labelling(label)
     if not scores.is_element or is_complete(Path(f"{label.out_spec}.penstock")):
         _remove_scratch(label)
     return code

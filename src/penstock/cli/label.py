@@ -34,9 +34,8 @@ def run(args: argparse.Namespace) -> int:
     return run_labelling(from_flags(LabelConfig, args))
 
 
-def run_labelling(config: LabelConfig, *, inferred: bool = False) -> int:
-    """Carry out a labelling, and print what was done. Returns the exit code. See `Labelling.step`
-    for ``inferred``."""
+def run_labelling(config: LabelConfig) -> int:
+    """Carry out a labelling, and print what was done. Returns the exit code."""
     with contextlib.ExitStack() as stack:
 
         def begins(labelling: Labelling) -> Callable[[int], None]:
@@ -54,7 +53,7 @@ def run_labelling(config: LabelConfig, *, inferred: bool = False) -> int:
         if not config.is_element:
             print_summary(labelling.run(show), config)
             return 0
-        sentence, summary = labelling.step(show, inferred=inferred)
+        sentence, summary = labelling.step(show)
     if summary is not None:
         print_summary(summary, config)
     print(sentence)

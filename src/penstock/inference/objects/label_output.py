@@ -14,7 +14,6 @@ import numpy as np
 
 from ...base import LabelConfig, UsageError, plural, usable_cores
 from ...data import Box, Grid, Sink, Source, open_sink, open_source
-from ..tiling.geometry import per_axis
 
 
 def output_of(
@@ -22,12 +21,9 @@ def output_of(
     resume: bool = False,
 ) -> Sink:  # fmt: skip
     """The output of a labelling as it would be with a dtype. Nothing is created."""
-    chunks, shards = (
-        said and per_axis(said, plane=False, thin=1) for said in (config.chunks, config.shards)
-    )
     return open_sink(
-        config.out_spec, domain=domain, dtype=np.dtype(dtype), like=source, chunks=chunks,
-        shards=shards, resume=resume, overwrite=overwrite, name="OUT",
+        config.out_spec, domain=domain, dtype=np.dtype(dtype), like=source, chunks=config.chunks,
+        shards=config.shards, resume=resume, overwrite=overwrite, name="OUT",
     )  # fmt: skip
 
 

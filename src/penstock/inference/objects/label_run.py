@@ -41,7 +41,6 @@ from ..run_folder.names import (
     OWNERS_FILE,
     STARTS_FILE,
     VIEWS,
-    begun_file,
 )
 from ..stages.beginning import locked, removed, say_unlocked
 from .block_record import load_table, save_array, save_table
@@ -132,14 +131,6 @@ class LabelRun:
         if each.name != "write":
             return each.work.lacking(numbers)
         return [number for number in numbers if self._key(number) not in self.journal.done]
-
-    def begin_round(self, each: Round) -> None:
-        """Leave a mark that a part has begun with a round."""
-        (self.folder / begun_file(each.name)).touch()
-
-    def has_begun(self, each: Round) -> bool:
-        """Whether a part has begun with a round."""
-        return (self.folder / begun_file(each.name)).is_file()
 
     def note(self, each: Round, number: int, check: str) -> None:
         """Note that a block is done. What is found of one that is not written has a file."""
@@ -266,8 +257,7 @@ class LabelRun:
 
 def clear(labelling: LabelJob) -> None:
     """Remove what was found of blocks. The mark that it is all there goes first."""
-    marks = map(begun_file, labelling.config.rounds)
-    for name in (STARTS_FILE, IDS_FILE, HOLES_FILE, OWNERS_FILE, *marks):
+    for name in (STARTS_FILE, IDS_FILE, HOLES_FILE, OWNERS_FILE):
         (labelling.folder / name).unlink(missing_ok=True)
     for name in (VIEWS, HOLES, OBJECTS):
         shutil.rmtree(labelling.folder / name, ignore_errors=True)

@@ -6,7 +6,7 @@
 
 After ``--prepare``, the other two follow each other once for each round. Only ``--finish`` goes to
 the next round, so a part that comes late or twice does nothing or the same again. A ``--finish``
-that comes twice finds a round that no part has begun, or no round, and changes nothing.
+that comes twice changes nothing: it finds a round of which no block is done, or no round.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ from .label_run import LabelRun, LabelSummary, Round, begun, joined
 Show = Callable[[int], None]
 Over = Callable[[Round, list[int]], Iterable[tuple[int, str]]]
 """Does a round for some blocks, and gives the number of each with what its step returns."""
-_DONE = {
-    "infer": "inferred",
-    "decode": "decoded",
-    "fill": "searched for holes",
-    "count": "counted",
-    "write": "written",
-}
+_DONE = {"decode": "decoded", "fill": "searched for holes", "count": "counted", "write": "written"}
 
 
 Step = tuple[str, LabelSummary | None]
@@ -69,12 +63,11 @@ class Labelling(LabelJob):
                 run.end_round(each)
             return run.finish()
 
-    def step(self, show: Show = lambda voxels: None, *, inferred: bool = False) -> Step:
+    def step(self, show: Show = lambda voxels: None) -> Step:
         """Do the step of an array that the settings name.
 
         Args:
             show: Called with the number of voxels done, of `voxels`.
-            inferred: Whether an earlier round of the same array has written the input.
 
         Returns:
             What was done.
@@ -88,7 +81,7 @@ class Labelling(LabelJob):
             return self._prepare()
         if self.config.part is not None:
             return self._part(*share_of(self.config.part), show)
-        return self._finish(inferred)
+        return self._finish()
 
     def _prepare(self) -> Step:
         elements, rounds = self.config.workers or 1, len(self.config.rounds)
@@ -107,7 +100,6 @@ class Labelling(LabelJob):
             each = run.next_round()
             if each is None:
                 return "All blocks are written; next --finish", None
-            run.begin_round(each)
             size = len(each.work.grid)
             numbers = range((element - 1) * size // elements, element * size // elements)
             try:
@@ -117,30 +109,29 @@ class Labelling(LabelJob):
         count = plural(len(numbers), "block")
         return f"{count} of {size} {_DONE[each.name]}; after all parts --finish", None
 
-    def _finish(self, inferred: bool) -> Step:
-        rounds = ["infer"] * inferred + self.config.rounds
+    def _finish(self) -> Step:
         with joined(self, None) as run:
             each = run.next_round()
             if each is None:
                 again = is_complete(self.folder)
                 return "Complete: all blocks are written", None if again else run.finish()
             run.lock.hand_over()
-            ended: str = each.name
-            if each.name != rounds[0] and not run.has_begun(each):
-                ended = rounds[rounds.index(each.name) - 1]  # by an earlier --finish
-            elif lacking := run.lacking(each, range(len(each.work.grid))):
+            if lacking := run.lacking(each, range(len(each.work.grid))):
                 raise self._incomplete(each, lacking)
-            else:
-                run.end_round(each)
-        return f"All blocks are {_DONE[ended]}; next --part i/n for each i, then --finish", None
+            run.end_round(each)
+        return f"All blocks are {_DONE[each.name]}; next --part i/n for each i, then --finish", None
 
     def _incomplete(self, each: Round, lacking: list[int]) -> Incomplete:
         """The error that says which parts are to be started again."""
         elements, size = Prepared.read(self.folder).elements, len(each.work.grid)
         again = sorted({((number + 1) * elements - 1) // size + 1 for number in lacking})
+        # An earlier --finish may have ended the round before, or the parts of this one were lost.
+        done, run = _DONE[each.name], "run again with"
+        some = f"{len(lacking)} of {plural(size, 'block')} are not {done}"
+        if len(lacking) == size:
+            some, run = f"no block is {done} yet", "run"
         return Incomplete(
-            f"{len(lacking)} of {plural(size, 'block')} are not {_DONE[each.name]}; run again with "
-            f"--part i/{elements} for each i of {number_ranges(again)}, then --finish"
+            f"{some}; {run} --part i/{elements} for each i of {number_ranges(again)}, then --finish"
         )
 
     def _do(

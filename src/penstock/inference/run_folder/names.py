@@ -50,11 +50,6 @@ RUN_FILES = (RUN_FILE, LOG_FILE, SCALINGS_FILE, METRICS_FILE, SUMMARY_FILE,
 """The files of a run folder."""
 
 
-def begun_file(name: str) -> str:
-    """The empty file that says that a part has begun with a round of a labelling."""
-    return f"begun-{name}"
-
-
 def own_name(name: str, writer: str) -> str:
     """The name of one writer's own file. The name of a writer may have any characters.
 
