@@ -1,13 +1,13 @@
 """The tiles of a raster and of its overviews, and the Cloud Optimized GeoTIFF that they make.
 
-    bands y x  ──▶  0/band/row.column  (all values)  ──▶  1/...  (an overview)  ──▶  2/...
+    a block  ──▶  0/its box  (its tiles, and those of overviews)  ──▶  1/0, 2/0, ...  (the others)
 
     header, IFDs of image and overviews  |  tiles of the smallest overview  |  ...  |  of the image
 
 Encoding takes most of the time that a GeoTIFF takes. So a tile is encoded once, as the file will
-have it and in a file of its own, by the process that has its values, and a tile of an overview
-likewise where a block has all that it is made of. The other overviews are made at the end, and the
-GeoTIFF is a copy of all tiles.
+have it, by the process that has its values, and a tile of an overview likewise where a block has
+all that it is made of. These tiles of a block are a pack. The other overviews are made at the end,
+with a pack for each, and the GeoTIFF is a copy of all tiles.
 
 An image file directory (IFD) has the places of tiles in the file. So a head without places is
 written first, and again once all tiles are there. What stands in it of the raster, such as its CRS
@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import in_order, replacing, require
+from ...base import in_order, require
 from ..box import Box
-from ..grid import Grid, indices
+from ..grid import Grid, flatten, indices
 from ..levels import Rule, box_above, levels_below, reduced
 from .raster import GDAL_OPTIONS, Georeference
+from .tile_packs import TilePacks
 
 TILE = 512
 """The side of a tile of a TIFF file."""
@@ -40,6 +41,8 @@ CLASSIC_BYTES = 2**32 - 2**26
 """The size, before compression, above which a TIFF file gets 64-bit offsets."""
 Tag = tuple[int, int, int, bytes]
 """The code of a tag, the code of its type, the number of its values, and these."""
+_Tile = tuple[int, int, bytes]
+"""The level of a tile, its number there, and its bytes."""
 _WIDTH, _HEIGHT, _OFFSETS, _SIZES, _SUBFILE = 256, 257, 324, 325, 254
 _SHORT, _LONG, _LONG8 = 3, 4, 16
 _OF_IMAGE = (270, 305, 306, 33550, 33922, 34264, 34735, 34736, 34737, 42112)
@@ -67,6 +70,7 @@ class RasterTiles:
 
     def __post_init__(self) -> None:
         self._codecs, self._is_float = require("imagecodecs", "scenes"), self.dtype.kind == "f"
+        self._packs = TilePacks(self.folder, lambda level: len(self.grid(level)))
 
     def levels(self, count: int | None = None) -> int:
         """The number of levels in all, if ``count`` are asked for; as `levels_below` counts."""
@@ -79,11 +83,9 @@ class RasterTiles:
 
     def encoded(self, level: int) -> Iterator[bytes]:
         """The tiles of a level as they are in a file, band by band and row by row."""
-        grid = self.grid(level)
         empty = self._encoded(np.zeros((TILE, TILE), self.dtype))
-        for index in indices(grid.cells):
-            path = self._path(level, index)
-            yield path.read_bytes() if path.is_file() else empty
+        for number in range(len(self.grid(level))):
+            yield self._packs.tile(level, number) or empty
 
     def write(self, box: Box, array: NDArray[Any], rule: Rule | None) -> None:
         """Write whole tiles, and those of overviews that are made of them alone.
@@ -93,16 +95,20 @@ class RasterTiles:
             array: Their values.
             rule: How pixels become one of an overview; None for no overviews.
         """
+        name = ".".join(map(str, (*box.start, *box.stop)))
+        self._packs.write(f"0/{name}", self._made_of(box, array, rule))
+
+    def _made_of(self, box: Box, array: NDArray[Any], rule: Rule | None) -> Iterator[_Tile]:
         for piece in Grid(box, _AT_ONCE):
             level, values = 0, array[piece.within(box)]
-            self._put(0, piece, values)
+            yield from self._tiles(0, piece, values)
             while rule and level + 1 < self.levels() and self._is_alone(level, piece):
                 level += 1
                 with self._halving:
                     values = reduced(values, _HALVED, rule, self.nodata)
                 start = (n // by for n, by in zip(piece.start, _HALVED, strict=True))
                 piece = Box.of(tuple(start), values.shape)
-                self._put(level, piece, values)
+                yield from self._tiles(level, piece, values)
 
     def make_overview(
         self, level: int, rule: Rule, threads: int, progress: Callable[[int], None]
@@ -117,16 +123,24 @@ class RasterTiles:
         """
         grid, above = self.grid(level), self.grid(level - 1)
 
-        def make(index: tuple[int, ...]) -> int:
-            box = box_above(grid.cell(index), _HALVED, above.domain.shape)
-            if any(self._path(level - 1, each).is_file() for each in indices(above.touching(box))):
-                values = reduced(self.read(box, level - 1), _HALVED, rule, self.nodata)
-                self._put(level, grid.cell(index), values)
-            return grid.cell(index).size
+        def make(index: tuple[int, ...]) -> tuple[int, list[_Tile]]:
+            cell = grid.cell(index)
+            box = box_above(cell, _HALVED, above.domain.shape)
+            numbers = (flatten(each, above.cells) for each in indices(above.touching(box)))
+            if not any(self._packs.has(level - 1, number) for number in numbers):
+                return cell.size, []
+            values = reduced(self.read(box, level - 1), _HALVED, rule, self.nodata)
+            return cell.size, list(self._tiles(level, cell, values))
 
-        lacking = (index for index in indices(grid.cells) if not self._path(level, index).is_file())
-        for size in in_order(make, lacking, threads, ahead=1):
-            progress(size)
+        def made() -> Iterator[_Tile]:
+            every = zip(range(len(grid)), indices(grid.cells), strict=True)
+            lacking = (index for number, index in every if not self._packs.has(level, number))
+            for size, tiles in in_order(make, lacking, threads, ahead=1):
+                yield from tiles
+                progress(size)
+
+        self._packs.remove(f"{level}/0")  # of an earlier start, from blocks as they were then
+        self._packs.write(f"{level}/0", made())
 
     def read(self, box: Box, level: int = 0) -> NDArray[Any]:
         """The values of a box of a level: bands, y and x. A tile that was not written is 0.
@@ -136,11 +150,11 @@ class RasterTiles:
         """
         grid, out = self.grid(level), np.zeros(box.shape, self.dtype)
         for index in indices(grid.touching(box)):
-            path = self._path(level, index)
-            if path.is_file():
-                cell = grid.cell(index)
-                shared = cell & box
-                out[shared.within(box)] = self._decoded(path)[shared.within(cell)[1:]]
+            cell = grid.cell(index)
+            shared = cell & box
+            values = self._decoded(level, flatten(index, grid.cells))
+            if values is not None:
+                out[shared.within(box)] = values[shared.within(cell)[1:]]
         return out
 
     def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
@@ -153,15 +167,11 @@ class RasterTiles:
         ends = zip(box.start[1:], box.stop[1:], sides, strict=True)
         return all(a % step == 0 and (b % step == 0 or b == side) for a, b, side in ends)
 
-    def _put(self, level: int, box: Box, values: NDArray[Any]) -> None:
-        for index in indices(self.grid(level).touching(box)):
-            place = self.grid(level).cell(index)
-            with replacing(self._path(level, index)) as draft:
-                draft.write_bytes(self._encoded(values[place.within(box)][0]))
-
-    def _path(self, level: int, index: tuple[int, ...]) -> Path:
-        band, row, column = index
-        return self.folder / str(level) / str(band) / f"{row}.{column}"
+    def _tiles(self, level: int, box: Box, values: NDArray[Any]) -> Iterator[_Tile]:
+        grid = self.grid(level)
+        for index in indices(grid.touching(box)):
+            tile = self._encoded(values[grid.cell(index).within(box)][0])
+            yield level, flatten(index, grid.cells), tile
 
     def _encoded(self, values: NDArray[Any]) -> bytes:
         rest = [(0, TILE - side) for side in values.shape]
@@ -170,12 +180,17 @@ class RasterTiles:
         encoded: bytes = self._codecs.deflate_encode(codec(tile), level=DEFLATE_LEVEL)
         return encoded
 
-    def _decoded(self, path: Path) -> NDArray[Any]:
+    def _decoded(self, level: int, number: int) -> NDArray[Any] | None:
+        """The values of a tile; None if it was not written."""
         size, codecs = TILE * TILE * self.dtype.itemsize, self._codecs
+        encoded = self._packs.tile(level, number)
+        if encoded is None:
+            return None
         try:
-            plain = codecs.deflate_decode(path.read_bytes(), out=size)
+            plain = codecs.deflate_decode(encoded, out=size)
         except codecs.DeflateError as error:
-            raise OSError(f"{path} is damaged: {error}") from error
+            where = f"tile {number} of level {level} in {self.folder}"
+            raise OSError(f"{where} is damaged: {error}") from error
         tile = np.frombuffer(plain, self.dtype).reshape(TILE, TILE)
         codec = codecs.floatpred_decode if self._is_float else codecs.delta_decode
         values: NDArray[Any] = codec(tile)
