@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from penstock.data.grid import reflect
-from penstock.inference.opening import seams
+from penstock.inference.opening import seam_error, seams
 from penstock.inference.opening.job import Job
 from penstock.inference.opening.seam_error import SeamTrial, label_f1, seam_error_of
 from penstock.inference.run import run_job
@@ -25,6 +25,12 @@ from tests.networks import LOCAL, Made, conv, seeded
 from .kit import opened
 
 SMALL = ((25, 30, 21), (32, 32, 32), (17, 35, 45))
+
+
+@pytest.fixture
+def measured_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences at seams are measured in jobs of fewer patches than users', which take less time."""
+    monkeypatch.setattr(seam_error, "_SHARE", 0.05)
 
 
 def _untiled(net: nn.Module, volume: NDArray[Any], reach: Reach) -> NDArray[Any]:
@@ -187,6 +193,7 @@ def _trial(job: Job, **more: Any) -> SeamTrial:
     return SeamTrial(job.net, job.values, job.source, job.volumes[0], job.devices[0], **more)
 
 
+@pytest.mark.usefixtures("measured_soon")
 def test_the_difference_at_seams_is_measured_on_the_data() -> None:
     volume = np.random.default_rng(0).random((60, 60, 60)) * np.linspace(0, 9, 60)
     job = opened(
@@ -206,6 +213,7 @@ def test_the_difference_at_seams_is_measured_on_the_data() -> None:
         assert trial.error(patches, room) is None
 
 
+@pytest.mark.usefixtures("measured_soon")
 def test_changed_labels_and_their_f1_are_measured() -> None:
     volume = np.random.default_rng(0).random((50, 50, 50)).astype(np.float32)
     net = seeded(lambda: nn.Sequential(conv(1, 2), nn.InstanceNorm3d(2), conv(2, 3)))
@@ -221,6 +229,7 @@ def test_changed_labels_and_their_f1_are_measured() -> None:
     assert later == error
 
 
+@pytest.mark.usefixtures("measured_soon")
 def test_the_difference_at_blended_seams_is_that_of_the_mean_of_two() -> None:
     def place(x: torch.Tensor) -> torch.Tensor:  # where a voxel lies along x, in its input
         return x * 0 + torch.arange(x.shape[-1]).to(x)
@@ -238,6 +247,7 @@ def test_the_difference_at_blended_seams_is_that_of_the_mean_of_two() -> None:
     assert error.by_distance == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.usefixtures("measured_soon")
 def test_what_the_user_names_is_measured_too() -> None:
     volume = np.random.default_rng(0).random((60, 60, 60))
     job = opened(
@@ -277,6 +287,7 @@ def test_a_job_on_trial_measures_nothing_of_its_seams() -> None:
     assert not trial.plan.facts.seam_error and "InstanceNorm3d" in trial.plan.facts.seams
 
 
+@pytest.mark.usefixtures("measured_soon")
 @pytest.mark.parametrize(
     ("device", "amp"),
     [("cpu", torch.bfloat16), pytest.param("cuda", None, marks=pytest.mark.gpu)],
