@@ -132,7 +132,11 @@ class TestBadInput:
         [
             (lambda d: d / "a.tif", {}, r"--out-spec .*a\.tif: cannot write \.tif; give OME-Zarr"),
             (lambda d: d / "a.json", {}, r"a\.json: cannot write \.json"),
-            (lambda d: d / "a.zarr", {"chunks": (4, 4)}, r"chunk shape \(4, 4\); give z y x or"),
+            (
+                lambda d: d / "a.zarr",
+                {"chunks": (4,) * 4},
+                r"chunk shape \(4, 4, 4, 4\); give one number, y x",
+            ),
             (lambda d: d / "a.zarr", {"chunks": (4, 4, 0)}, r"chunk shape \(4, 4, 0\)"),
             (
                 lambda d: d / "a.zarr",

@@ -29,7 +29,7 @@ SMALL = ((25, 30, 21), (32, 32, 32), (17, 35, 45))
 
 @pytest.fixture
 def measured_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Differences at seams are measured in jobs of fewer patches than users', which take less time."""
+    """Differences at seams are measured in jobs of fewer patches, too, which take less time."""
     monkeypatch.setattr(seam_error, "_SHARE", 0.05)
 
 
