@@ -257,7 +257,8 @@ def _five(shape: Sequence[int], where: str) -> tuple[int, ...]:
         shape = tuple(shape) * 3
     if len(shape) not in (2, 3, len(AXES)) or min(shape) < 1:
         raise UsageError(
-            f"{where}: chunk shape {tuple(shape)}; give one number, y x, z y x or t c z y x, each >= 1"
+            f"{where}: chunk shape {tuple(shape)}; give one number, y x, z y x or t c z y x, each "
+            ">= 1"
         )
     return (*(1,) * (len(AXES) - len(shape)), *shape)
 
