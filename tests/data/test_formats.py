@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,19 @@ def test_hdf5_that_leads_out_of_its_folder_is_refused() -> None:
         file.create_virtual_dataset("a", layout)
     refused("a.h5", "secret', which is not below it")
     refused("b.h5", "names '../x/b.h5', which is not below it")
+
+
+@pytest.mark.slow
+def test_a_virtual_array_is_read_and_the_process_ends_well() -> None:
+    """HDF5 crashed when a process ended in which its properties were open."""
+    with h5py.File("a.h5", "w") as file:
+        file["a"] = np.arange(64, dtype="u1").reshape(4, 4, 4)
+    layout = h5py.VirtualLayout((4, 4, 4), "u1")
+    layout[:] = h5py.VirtualSource("a.h5", "a", (4, 4, 4))
+    with h5py.File("b.h5", "w") as file:
+        file.create_virtual_dataset("b", layout)
+    subprocess.run([sys.executable, "-m", "penstock", "convert", "b.h5", "c.zarr"], check=True)
+    assert (read("c.zarr")[1][0, 0].ravel() == np.arange(64)).all()
 
 
 def test_nifti_that_is_damaged() -> None:

@@ -122,7 +122,9 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     dtype = dataset.dtype.newbyteorder("=")
     is_plain = asked.raw or dtype.kind == "b"
     return OpenedArray(
-        array=dataset,
+        # Opened again: h5py keeps the properties that were asked for, and HDF5 crashes at the end
+        # of the process if those of a virtual dataset are open.
+        array=dataset.file[dataset.name],
         labels=labels,
         sizes=sizes,
         packing=None if is_plain else packing_of(attributes, dtype, asked.where),
