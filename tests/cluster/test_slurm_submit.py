@@ -319,6 +319,8 @@ def test_a_step_that_is_asked_for_is_a_job_of_its_own(capsys: pytest.CaptureFixt
     (text,) = rendered(capsys, "--dependency", "afterok:5", "--", *INFER, "--finish")
     assert f"{shlex.join(INFER)} --finish" in last_line(text)
     assert "'9/8' is not an element" in refused(capsys, "--", *INFER, "--part", "9/8")
+    (text,) = rendered(capsys, "--", "infer", "in.zarr", "out.zarr", "--model", "identity")
+    assert "infer --in-spec in.zarr --out-spec out.zarr --model-type identity" in last_line(text)
 
 
 def test_percentiles_of_the_whole_volume_are_counted_by_arrays(

@@ -182,10 +182,10 @@ def test_an_array_of_any_rank_is_hashed_by_planes() -> None:
     for array in (DATA[0], DATA, DATA[None], DATA[None, None]):
         source: Any = open_source(array)
         source.array = array.view(Counted)
-        found = identity.of_input(source, resumes=False)
+        content = identity.of_input(source, resumes=False)
         assert {*hashed} == {array.shape[-2:]}
         said = f"{array.shape} {array.dtype}".encode() + array.tobytes()
-        assert found == f"memory#{hashlib.sha256(said).hexdigest()[:16]}"
+        assert content == f"memory#{hashlib.sha256(said).hexdigest()[:16]}"
         hashed.clear()
 
 

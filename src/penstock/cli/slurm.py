@@ -44,7 +44,7 @@ from ..cluster import (
     table_of,
     with_ranks,
 )
-from . import VERBS, dashed, parser_of
+from . import VERBS, dashed, parser_of, spelled
 from .launch import add_command, training
 
 WORK = ("infer", "label", "preprocess", "predict", "bench", "suite", "train")
@@ -217,7 +217,7 @@ def command_of(command: Sequence[str]) -> Command:
         )
     verb = words[0]
     if verb in WORK or (named and verb in VERBS):
-        words = [dashed(word) for word in words]
+        words = spelled([dashed(word) for word in words])
         if verb != "train":
             return _verb(words)
         words, config = training(words)
