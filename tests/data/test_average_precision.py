@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.data.scenes.average_precision import coco_ap
-
-Image = dict[str, Any]
+from penstock.data.scenes.average_precision import ImageResult, coco_ap
 
 
-def slow_ap(results: list[Image], threshold: float) -> float:
+def slow_ap(results: list[ImageResult], threshold: float) -> float:
     """Average precision at one overlap, by its definition: 101 recalls."""
 
     def overlap(a: Any, b: Any) -> float:
@@ -24,22 +22,22 @@ def slow_ap(results: list[Image], threshold: float) -> float:
 
     marks = []
     for result in results:
-        free = set(range(len(result["true_boxes"])))
-        for index in np.argsort(-result["scores"], kind="stable"):
-            near = [(overlap(result["boxes"][index], result["true_boxes"][j]), j) for j in free]
+        free = set(range(len(result.true_boxes)))
+        for index in np.argsort(-result.scores, kind="stable"):
+            near = [(overlap(result.boxes[index], result.true_boxes[j]), j) for j in free]
             best = max(near, default=(0.0, -1))
             if best[0] >= threshold:
                 free.discard(best[1])
-            marks.append((result["scores"][index], best[0] >= threshold))
+            marks.append((result.scores[index], best[0] >= threshold))
     marks.sort(key=lambda mark: -mark[0])
     right = np.cumsum([hit for _, hit in marks])
     precision = right / np.arange(1, len(marks) + 1)
-    recall = right / sum(len(result["true_boxes"]) for result in results)
+    recall = right / sum(len(result.true_boxes) for result in results)
     at = [precision[recall >= level] for level in np.linspace(0, 1, 101)]
     return float(np.mean([of.max() if len(of) else 0.0 for of in at]))
 
 
-def some_results(seed: int) -> list[Image]:
+def some_results(seed: int) -> list[ImageResult]:
     rng = np.random.default_rng(seed)
     results = []
     for _ in range(6):
@@ -47,36 +45,43 @@ def some_results(seed: int) -> list[Image]:
         corner = rng.uniform(0, 200, (count, 2))
         true = np.concatenate((corner, corner + rng.uniform(10, 20, (count, 2))), 1)
         boxes = np.concatenate((true + rng.normal(0, 1.5, true.shape), true[:1] + 50))
-        results.append({"boxes": boxes, "scores": rng.random(count + 1), "true_boxes": true})
+        results.append(ImageResult(boxes, rng.random(count + 1), true))
     return results
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_coco_ap_is_the_area_under_the_curve(seed: int) -> None:
     results = some_results(seed)
-    precision = coco_ap(results, 100)
+    precision = coco_ap(results, max_dets=100)
     by_hand = [slow_ap(results, threshold) for threshold in np.arange(0.5, 1.0, 0.05)]
     assert precision["AP50"] == pytest.approx(by_hand[0], abs=1e-9)
     assert precision["AP75"] == pytest.approx(by_hand[5], abs=1e-9)
     assert precision["AP"] == pytest.approx(np.mean(by_hand), abs=1e-9)
 
 
-def test_as_many_boxes_count_as_is_said() -> None:
+def test_all_boxes_count_unless_it_is_said_how_many() -> None:
     """250 objects, each detected perfectly."""
     corner = 20.0 * np.stack(np.divmod(np.arange(250), 25), 1)
     boxes = np.concatenate((corner, corner + 10), 1)
-    result = {"boxes": boxes, "scores": np.linspace(1, 0.5, 250), "true_boxes": boxes}
-    assert coco_ap([result], 300) == {"AP": 1, "AP50": 1, "AP75": 1, "AR300": 1}
-    capped = coco_ap([result], 100)
+    result = ImageResult(boxes, np.linspace(1, 0.5, 250), boxes)
+    assert coco_ap([result]) == {"AP": 1, "AP50": 1, "AP75": 1, "AR": 1}
+    capped = coco_ap([result], max_dets=100)
     assert capped["AR100"] == pytest.approx(100 / 250)
     assert capped["AP"] == pytest.approx(41 / 101)  # of 101 recalls, those up to 0.40
-    assert coco_ap([result], 3)["AR3"] == pytest.approx(3 / 250)
+    assert coco_ap([result], max_dets=3)["AR3"] == pytest.approx(3 / 250)
 
 
 def test_coco_ap_of_nothing() -> None:
     none, one = np.zeros((0, 4)), np.array([[1.0, 1, 9, 9]])
-    empty = {"boxes": one, "scores": np.ones(1), "true_boxes": none}
-    missed = {"boxes": none, "scores": np.zeros(0), "true_boxes": one}
-    assert coco_ap([], 9) == coco_ap([empty], 9)
-    assert set(coco_ap([], 9).values()) == {None}
-    assert set(coco_ap([missed], 9).values()) == {0.0}
+    empty, missed = ImageResult(one, np.ones(1), none), ImageResult(none, np.zeros(0), one)
+    assert coco_ap([]) == coco_ap([empty])
+    assert set(coco_ap([]).values()) == {None}
+    assert set(coco_ap([missed]).values()) == {0.0}
+
+
+def test_a_box_of_any_class_counts_unless_classes_do() -> None:
+    boxes, classes = some_results(5)[0].true_boxes, np.arange(1, 9)
+    labels = classes[: len(boxes)]
+    wrong = ImageResult(boxes, np.ones(len(boxes)), boxes, labels + 1, labels)
+    assert coco_ap([wrong], by_class=True)["AP"] == 0
+    assert coco_ap([wrong])["AP"] == pytest.approx(1.0)

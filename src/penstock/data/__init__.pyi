@@ -32,6 +32,7 @@ from .packed.write import write_dataset as write_dataset
 from .resampling import Resampling as Resampling
 from .scaled_grid import SAME as SAME
 from .scaled_grid import ScaledGrid as ScaledGrid
+from .scenes.average_precision import ImageResult as ImageResult
 from .scenes.average_precision import coco_ap as coco_ap
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips

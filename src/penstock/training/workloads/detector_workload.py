@@ -24,6 +24,7 @@ from ...data import (
     CHANNELS,
     SPLITS,
     Chips,
+    ImageResult,
     Objects,
     best_threshold,
     coco_ap,
@@ -132,7 +133,11 @@ class DetectorWorkload:
         threshold, fscore = best_threshold(objects, labels, RULES)
         scores |= {"val_best_threshold": threshold, "val_best_loc_fscore": fscore}
         self._best_threshold = threshold
-        precision = coco_ap(answers.values(), self.config.max_dets)
+        results = (
+            ImageResult(answer["boxes"], answer["scores"], answer["true_boxes"])
+            for answer in answers.values()
+        )
+        precision = coco_ap(results, max_dets=self.config.max_dets)
         scores |= {f"val_{name}": value for name, value in precision.items()}
         return {name: math.nan if value is None else value for name, value in scores.items()}
 
