@@ -320,6 +320,18 @@ def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
     assert write(out, resume=True).blocks_written == 0
 
 
+def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("in.npy", DATA)
+    words = "infer in.npy out.zarr --model identity --head-kind intensity --run-dir run".split()
+    assert main([*words, "--prepare", "--workers", "2"]) == 0
+    for folder in ("out.zarr", "run"):
+        shutil.rmtree(folder)
+    assert main(words) == 0
+
+
 def test_what_is_no_lock_of_ours_stays(tmp_path: Path) -> None:
     lock = tmp_path / "out.zarr.penstock-lock"
     lock.write_text("mine")

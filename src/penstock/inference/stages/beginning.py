@@ -100,7 +100,7 @@ def locked(
     return OutputLock.take(
         sinks,
         journal.run,
-        folder=None if journal.folder is None else str(journal.folder),
+        folder=None if journal.folder is None else journal.folder.place,
         check=partial(journal.check_maker, take_over=take_over),
         take_over=take_over,
         member=member,
