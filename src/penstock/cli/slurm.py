@@ -246,7 +246,7 @@ def _verb(words: Sequence[str]) -> Command:
     counts = isinstance(config, InferConfig) and config.asked_normalization in (None, "global")
     rounds = len(config.rounds) if isinstance(config, LabelConfig) else 0
     if (decoder := getattr(args, "instances", None)) is not None:  # scores, then their labelling
-        rounds = 3 if decoder == "components" else 4
+        rounds = 1 + len(LabelConfig.model_construct(decoder=decoder).rounds)
     return Command(
         tuple(words), "verb", resumes=not left, goes_on=verb in WORK, counts=counts, rounds=rounds
     )

@@ -15,6 +15,7 @@ import numpy as np
 from ...base import InferConfig, UsageError
 from ...data import SAME, Normalisation
 from ...models import Recipe, Sliding
+from ..tiling.geometry import per_axis
 from .heads import HeadPlan
 
 
@@ -40,7 +41,7 @@ def with_defaults(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
         update |= {"seam_mode": "blend", "window": recipe.sliding.window}
         if config.sides is not None and recipe.patch and recipe.overlap and "overlap" not in said:
             # Their step is a share of the patch.
-            sides = config.sides * 3 if len(config.sides) == 1 else (1, *config.sides)[-3:]
+            sides = per_axis(config.sides, plane=plane, thin=1)
             each = zip(recipe.overlap, sides, recipe.patch, strict=True)
             update["overlap"] = tuple(o * side // whole for o, side, whole in each)[plane:]
     if recipe.reduce is not None and not {"reduce", "head_kind"} & said:

@@ -14,11 +14,11 @@ tiles       ├──────────────┤                blen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -124,8 +124,8 @@ def seam_error_of(
         ends = np.clip((mean - spread, mean + spread), 0, 1)
     # A tile and its window err together, so their difference falls faster than that of the tile:
     # as what of the tile's variance the window lacks, if that goes with a power of the side.
-    small, side, window = sides
-    lacks = [1 - (n / window) ** (2 * _POWERS) for n in (small, side)]
+    small, side, large = sides
+    lacks = [1 - (n / large) ** (2 * _POWERS) for n in (small, side)]
     falls = (side / small) ** _POWERS * np.sqrt(lacks[0] / lacks[1])
     fall = float(np.mean(smaller)) / (float(mean[0]) or math.inf)
     halving = None
@@ -135,7 +135,7 @@ def seam_error_of(
     curve, low, high = (tuple(map(float, values)) for values in (mean, *ends))
     some = [score for score in scores if score is not None]
     f1 = float(np.mean(some)) if some else None
-    return SeamError(curve, low, high, len(table), window / side, halving, labels, f1, blended)
+    return SeamError(curve, low, high, len(table), large / side, halving, labels, f1, blended)
 
 
 def by_distance(difference: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -172,6 +172,21 @@ def _shown(later: Reduction | None, head: NDArray[Any]) -> NDArray[Any]:
         return head
     name = next(iter(later.heads("", len(head))))
     return later.of(name, torch.from_numpy(head), 0).numpy()
+
+
+class _Context(NamedTuple):
+    """A window on the data."""
+
+    values: NDArray[Any]
+    whole: NDArray[Any]
+    """The output of the window at once."""
+    output: Callable[[NDArray[Any]], NDArray[Any]]
+    """Gives that of a part of the values."""
+
+    def box(self, patch: Sequence[int]) -> list[slice]:
+        """The place of a patch in the window."""
+        starts = [(n - p) // 4 for n, p in zip(self.values.shape[1:], patch, strict=True)]
+        return [slice(start, start + p) for start, p in zip(starts, patch, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +243,11 @@ class SeamTrial:
         affordable = self._affordable(num_patches, free_bytes)
         if affordable is None:
             return None
-        window, places = affordable
+        longer, places = affordable
         try:
             with cuda_flags_kept():
                 set_cuda_flags(self.tf32)
-                each_place = [*islice(self._differences(window), places)]
+                each_place = [*islice(self._differences(longer), places)]
         except Exception:  # of a user's network, which takes no such window, or of a full device
             return None
         finally:
@@ -241,7 +256,7 @@ class SeamTrial:
                 torch.cuda.empty_cache()
         each, smaller, scores = zip(*each_place, strict=True)
         patch = self.net.shape.patch
-        small, side, large = (max(_sides(patch, t)) for t in (_SMALLER, 1.0, window))
+        small, side, large = (max(_sides(patch, t)) for t in (_SMALLER, 1.0, longer))
         return seam_error_of(
             each, smaller, scores, (small, side, large), labels=self.labels,
             blended=self.sliding is not None,
@@ -274,10 +289,10 @@ class SeamTrial:
         seen = self.net.shape.seen
         return int(np.argmax(seen)) - len(seen)
 
-    def _row(self, patch: Sequence[int], window: Sequence[int]) -> range:
-        """Where patches of a window begin along the longest axis: one, or an even number whose seam
-        lies in the middle of theirs."""
-        room = window[self._axis] - patch[self._axis]
+    def _row(self, patch: Sequence[int], sides: Sequence[int]) -> range:
+        """Where patches of a window of these sides begin along the longest axis: one, or an even
+        number whose seam lies in the middle of theirs."""
+        room = sides[self._axis] - patch[self._axis]
         stride = max(1, patch[self._axis] - self._overlap(patch)[self._axis])
         count = 1 if self.sliding is None else (1 + room // stride) // 2 * 2
         first = (room - (count - 1) * stride) // 4
@@ -293,17 +308,18 @@ class SeamTrial:
         self, times: float
     ) -> Iterator[tuple[NDArray[np.float64], float, float | None]]:
         """For each place: the difference by distance, that at seams of a smaller patch, and F1."""
-        net, window = self.net, _sides(self.net.shape.patch, times)
+        net, large = self.net, _sides(self.net.shape.patch, times)
         module = placed(net.model.module, self.device, net.footprint.channels_last)
-        sides, small = window[-net.shape.model_axes :], _sides(net.shape.seen, _SMALLER)
+        sides, small = large[-net.shape.model_axes :], _sides(net.shape.seen, _SMALLER)
         cut = self._cores if self.sliding is None else self._cells
-        for seen in seen_patches(self.values, self.source, self.volume, window, net.clip):
+        for seen in seen_patches(self.values, self.source, self.volume, large, net.clip):
             values = seen.shown.reshape(net.model.in_channels, *sides)
             whole = self._output(module, values)
-            tile, part = cut(module, values, whole, net.shape.seen)
+            context = _Context(values, whole, partial(self._output, module))
+            tile, part = cut(context, net.shape.seen)
             near = self._between(tile, part, whole)
             score = label_f1(tile, part) if self.labels else None
-            tile, part = cut(module, values, whole, small)
+            tile, part = cut(context, small)
             yield near, float(self._between(tile, part, whole)[0]), score
 
     def _output(self, module: torch.nn.Module, values: NDArray[Any]) -> NDArray[Any]:
@@ -316,48 +332,33 @@ class SeamTrial:
         # numpy has no bfloat16
         return np.asarray((head.float() if head.dtype.itemsize == 2 else head)[0].cpu())
 
-    def _cores(
-        self,
-        module: torch.nn.Module,
-        values: NDArray[Any],
-        whole: NDArray[Any],
-        patch: Sequence[int],
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _cores(self, context: _Context, patch: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
         """The core of a patch within a window, computed by itself and in the window."""
         overlap = self.net.shape.overlap[-len(patch) :]
-        starts = [(n - p) // 4 for n, p in zip(values.shape[1:], patch, strict=True)]
-        box = tuple(slice(start, start + p) for start, p in zip(starts, patch, strict=True))
+        box = context.box(patch)
         core = tuple(slice(o // 2, p - (o - o // 2)) for p, o in zip(patch, overlap, strict=True))
-        tile = self._output(module, values[(slice(None), *box)])
-        part = whole[(slice(None), *box)]
+        tile, part = context.output(context.values[:, *box]), context.whole[:, *box]
         return _shown(self.later, tile)[:, *core], _shown(self.later, part)[:, *core]
 
-    def _cells(
-        self,
-        module: torch.nn.Module,
-        values: NDArray[Any],
-        whole: NDArray[Any],
-        patch: Sequence[int],
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _cells(self, context: _Context, patch: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
         """What lies between the middles of two blended patches of a row, and the window there.
 
         Voxels behind the seam come first, so that it lies at both ends, as those of a core do.
         """
         assert self.sliding is not None
+        values, whole, output = context
         axis, overlap, begins = self._axis, self._overlap(patch), self._row(patch, whole.shape[1:])
         weights = window(self.sliding, 3 + axis, patch[axis], overlap[axis], self.floor)
         weights = weights.reshape([len(weights) if n == axis else 1 for n in range(-len(patch), 0)])
-        box = [slice(None), *(slice((n - p) // 4, (n - p) // 4 + p)
-                              for n, p in zip(whole.shape[1:], patch, strict=True))]  # fmt: skip
-        made, total = np.zeros(whole.shape), np.zeros(whole.shape[1:])
+        box, made, total = context.box(patch), np.zeros(whole.shape), np.zeros(whole.shape[1:])
         for begin in begins:
             box[axis] = slice(begin, begin + patch[axis])
-            made[*box] += weights * self._output(module, values[*box])
-            total[*box[1:]] += weights
+            made[:, *box] += weights * output(values[:, *box])
+            total[*box] += weights
         # Across, the middle of the patches: further out their neighbours there count, too.
         stride = [p - o for p, o in zip(patch, overlap, strict=True)]
         cell = [slice(side.start + p // 2 - s // 4, side.start + p // 2 - s // 4 + -(-s // 2))
-                for side, p, s in zip(box[1:], patch, stride, strict=True)]  # fmt: skip
+                for side, p, s in zip(box, patch, stride, strict=True)]  # fmt: skip
         first = begins[len(begins) // 2] + overlap[axis] // 2 - stride[axis] // 2
         cell[axis] = slice(first, first + stride[axis])
         made = made[:, *cell] / total[*cell]
