@@ -127,6 +127,7 @@ def drop_labels(data: Path) -> None:
     path.write_text("\n".join([header, *(row for row in rows if name not in row)]) + "\n")
 
 
+@pytest.mark.slow
 def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted
     assert Chips(tmp_path / "c" / "train").scenes == (names[1],)
 
 
+@pytest.mark.slow
 def test_values_that_16_bits_do_not_hold_are_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

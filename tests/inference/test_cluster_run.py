@@ -82,7 +82,9 @@ class Killer:
         Path("hold").unlink()
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)]
+)
 def test_a_worker_that_is_killed_at_random_changes_no_byte(
     times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

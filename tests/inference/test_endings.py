@@ -300,6 +300,7 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
     assert "failing" not in line
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +321,7 @@ def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
     assert said(capsys, "out.zarr") == (0, "done: 8 of 8 blocks are written (100.0%)\n")
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_remote_output_is_where_the_job_began(
     s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -162,6 +162,7 @@ def test_equal_values_have_the_labels_of_cc3d(tmp_path: Path, block: tuple[int, 
     assert labelling.taken == "voxels of equal value"
 
 
+@pytest.mark.slow
 def test_scores_times_and_channels_are_labelled_each_by_itself(tmp_path: Path) -> None:
     scores = np.random.default_rng(5).random((2, 2, 6, 7, 8)).astype(np.float32)
     place, out = tmp_path / "in.npy", tmp_path / "out.zarr"

@@ -140,6 +140,7 @@ def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) 
     check("a.zarr", 2)
 
 
+@pytest.mark.slow
 def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str]) -> None:
     assert infer("a.zarr", "--levels", "3") == 0
     Path("a.zarr/1/c/0/0/0").unlink()
@@ -154,6 +155,7 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
     assert "Nothing is to be repaired" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_levels_of_an_output_that_only_the_run_names_are_not_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -188,6 +190,7 @@ def test_labels_are_never_averaged() -> None:
     check("a.zarr", 2, "mode")
 
 
+@pytest.mark.slow
 def test_elements_make_what_lies_in_their_blocks_and_the_end_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,6 +256,7 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", mainly(["0.4", "0.5"], 1))
 def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) -> None:
     models = pytest.importorskip("ome_zarr_models")
@@ -282,6 +286,7 @@ def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["mean", pytest.param("mode", marks=pytest.mark.slow)])
 def test_an_array_that_is_no_image_gets_its_levels_beside_it(
     rule: str, capsys: pytest.CaptureFixture[str]
@@ -296,6 +301,7 @@ def test_an_array_that_is_no_image_gets_its_levels_beside_it(
     assert Path("in.npy").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_labels_stay_labels_when_they_are_converted() -> None:
     """Also without levels; and those of others, which say so by ``image-label``."""
     np.save("in.npy", (VOLUME // 1000).astype("uint16"))

@@ -184,6 +184,7 @@ def test_nothing_is_computed_anew_where_the_bits_may_differ(
     assert "had devices ['cuda'], and here it is ['cpu']" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_input_model_or_weights_are_refused_in_words(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def document(run_dir: str, name: str) -> Any:
     return json.loads(Bucket(run_dir).read(name) or b"null")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_by_what_is_in_the_bucket(
     run_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ class Heads(nn.Module):
         return {"objects": (x * 1000).long(), "scores": torch.cat([x, -x], 1)}
 
 
+@pytest.mark.slow
 def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,6 +358,7 @@ def test_another_fill_value_is_found(out: Path) -> None:
     assert verify(out) == 1
 
 
+@pytest.mark.slow
 def test_the_output_of_another_run_is_not_this_runs(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", mainly([*RUNS], 1))
 def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
     how, save, validated = RUNS[run]

@@ -112,6 +112,7 @@ def test_a_program_can_be_trained_and_keeps_its_mode(little: Path) -> None:
     assert program.eval() is program
 
 
+@pytest.mark.slow
 def test_a_program_runs_over_a_volume_with_its_own_and_with_other_weights(tmp_path: Path) -> None:
     class One(nn.Module):
         def __init__(self) -> None:

@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from penstock.cli import parser_of
 
 from ..house import PACKAGE
@@ -41,6 +43,7 @@ def flags_of(*words: str) -> set[str]:
     return {flag for action in parser._actions for flag in action.option_strings}
 
 
+@pytest.mark.slow
 def test_a_report_names_a_flag_with_the_verb_that_has_it() -> None:
     named = [(room, text) for room in SENTENCES for text in texts(room)]
     verbs = ("bench queue", "bench loader", "tune loader", "infer", "train")

@@ -175,6 +175,7 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
 
 
+@pytest.mark.slow
 def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     volume = np.random.default_rng(0).integers(0, 999, (48, 48, 48)).astype(np.uint16)

@@ -120,6 +120,7 @@ def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path
     np.testing.assert_array_equal(back.score, done.objects.score)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_submission_that_is_scored(
     data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def test_a_trace_has_the_operators_of_the_steps_asked_for_and_changes_none(tmp_p
     assert not (tmp_path / "b" / "profile").exists()
 
 
+@pytest.mark.slow
 def test_batches_of_a_step_are_all_in_the_trace(tmp_path: Path) -> None:
     profiled(tmp_path, profile_steps=2, grad_accum_steps=2, max_steps=7)
     trace = json.loads((tmp_path / "profile" / "rank0.json").read_text())
