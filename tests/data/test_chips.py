@@ -208,7 +208,6 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
         Chips(tmp_path / "c").read(0)
 
 
-@pytest.mark.slow
 def test_rounding_is_told_and_dtype_keeps_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,7 +65,6 @@ def test_otsu_parts_the_sample_from_its_background(make: Any, radius: float) -> 
     assert agreement(image > threshold if brighter else image < threshold, inside) > 0.97
 
 
-@pytest.mark.slow
 def test_a_mask_lies_over_its_image(capsys: pytest.CaptureFixture[str]) -> None:
     """A voxel of it is the place of those that it is made of, along axes of other sizes too."""
     inside = ball((2, 260, 600), 180)

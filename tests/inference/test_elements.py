@@ -311,7 +311,6 @@ def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path: Path) ->
     assert {*Notes(LocalFolder(tmp_path), "").blocks()} == {a, b}
 
 
-@pytest.mark.slow
 def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path: Path) -> None:
     """A petabyte has rows as long, and a hundred million blocks. What one reading of a log leaves
     behind, whatever its size, is there before memory is counted."""

@@ -63,7 +63,6 @@ def check_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not left
 
 
-@pytest.mark.slow
 def test_parts_write_what_one_process_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,7 +140,6 @@ def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) 
     check("a.zarr", 2)
 
 
-@pytest.mark.slow
 def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str]) -> None:
     assert infer("a.zarr", "--levels", "3") == 0
     Path("a.zarr/1/c/0/0/0").unlink()
@@ -155,7 +154,6 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
     assert "Nothing is to be repaired" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_levels_of_an_output_that_only_the_run_names_are_not_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -256,7 +254,6 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", mainly(["0.4", "0.5"], 1))
 def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) -> None:
     models = pytest.importorskip("ome_zarr_models")

@@ -82,7 +82,6 @@ def test_cases_differ_in_one_setting_that_the_user_does_not_name() -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
 def test_settings_for_a_job_of_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
