@@ -20,7 +20,6 @@ from penstock.base import LabelConfig, UsageError, build
 from penstock.inference import check_decoder
 from penstock.inference.objects import label_job
 
-from ..parameters import mainly
 from .test_instances import decode, f1, spheres
 
 OFFSETS = {2: "-1,0/0,-1/-3,0/0,-3/-3,3/3,3",
@@ -218,7 +217,8 @@ def test_a_stardist_model_says_rays_and_thresholds(tmp_path: Path) -> None:
     assert "there are no rays print('evaluated')" in refused(knobs)
 
 
-@pytest.mark.parametrize("name", mainly([*KINDS], [*KINDS].index("affinities")))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
 def test_nothing_is_found_where_nothing_is(name: str, tmp_path: Path) -> None:
     KINDS[name][1](KINDS[name][0](*spheres(40, 6, 1, 2)))  # skipped without its library
     for axes in (2, 3):
