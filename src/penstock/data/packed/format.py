@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,14 @@ class ArrayLayout:
     def num_bytes(self) -> int:
         """Bytes of one decoded sample, without padding."""
         return math.prod(self.shape) * np.dtype(np.float32).itemsize
+
+    def stacked(self, fields: Iterable[NDArray[Any]]) -> NDArray[np.float32]:
+        """A sample made of fields of shape (channels, lat, lon), one behind the other."""
+        array, first = np.empty(self.shape, np.float32), 0
+        for levels in fields:
+            array[..., first : first + len(levels)] = np.moveaxis(levels, 0, -1)
+            first += len(levels)
+        return array
 
 
 @dataclass(frozen=True, slots=True)
