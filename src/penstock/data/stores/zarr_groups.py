@@ -194,7 +194,7 @@ def check_not_packed(place: str) -> None:
         else:
             array = {**group.json(".zarray"), "attributes": group.json(".zattrs")}
             kind, said = array["dtype"], array["fill_value"]
-        dtype, attributes = np.dtype(kind).newbyteorder("="), array.get("attributes", {})
+        dtype, attributes = np.dtype(kind).newbyteorder("="), dict(array.get("attributes", {}))
         fill = None if said is None else number_of(said, dtype)
     except (KeyError, TypeError, ValueError):
         return  # no array, or one whose reader says what is wrong with it
