@@ -152,7 +152,7 @@ class Journal:
             return
         if self._notes is None:
             self._notes = Notes(self.folder, self.run)
-        self.done.update(self._notes.blocks())
+        self.done = self._notes.blocks()
         self.statistics = read_document(self.folder, SCALINGS_FILE) or self.statistics
 
     def check_maker(self, output: str, made_by: str | None, take_over: bool = False) -> None:
