@@ -103,6 +103,7 @@ from .files import read_json as read_json
 from .files import replacing as replacing
 from .files import store_around as store_around
 from .files import system_errors as system_errors
+from .files import well_formed as well_formed
 from .files import write_json as write_json
 from .groups import group_by as group_by
 from .groups import natural as natural
