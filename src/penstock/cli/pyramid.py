@@ -81,14 +81,14 @@ def _add_in_place(args: argparse.Namespace) -> int:
 
 def make_levels(
     path: str, levels: Sequence[LevelBelow], *, rule: Rule | None = None, again: bool | None = True,
-    take_over: bool = False,
+    take_over: bool = False, name: str = "PATH",
 ) -> None:  # fmt: skip
     """Make levels of an image, and windows, while no run writes it. See `add_levels`."""
     from ..data import OutputLock, add_levels, add_windows, open_written
 
     total = sum(math.prod(level.shape) for level in levels)
     with (
-        OutputLock.briefly([open_written(path, "PATH")], take_over) as lock,
+        OutputLock.briefly([open_written(path, name)], take_over) as lock,
         counted_progress(total, "voxels", "adding levels") as show,
     ):
         for reason in lock.lacking:
@@ -103,6 +103,6 @@ def make_levels(
 
         add_levels(
             path, rule=rule, count=len(levels) + 1, again=again, threads=usable_cores(),
-            progress=add, name="PATH",
+            progress=add, name=name,
         )  # fmt: skip
-        add_windows(path, name="PATH")
+        add_windows(path, name=name)

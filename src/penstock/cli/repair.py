@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         from ..data import levels_to_add
 
         for image, count in unlike:
-            pyramid.make_levels(image, levels_to_add(image, count + 1, "OUTPUT"))
+            pyramid.make_levels(image, levels_to_add(image, count + 1, "OUTPUT"), name="OUTPUT")
             print(f"Repaired: {plural(count, 'level')} of {image} made anew")
         return 0
     from ..inference import open_run, repair_run, verify_run
