@@ -269,7 +269,7 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     monkeypatch.chdir(tmp_path)
     once = {"http_request_retries": {"max_retries": 0}}
-    monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", once)
+    monkeypatch.setattr("penstock.data.stores.kvstore.BRIEF", once)
     for words in planted_lines(verb, every_kind):
         try:
             code: Any = main(words)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.data.box import Box
-from penstock.data.stores import kvstore, tensorstore_open
+from penstock.data.stores import kvstore, tensorstore
 from penstock.data.stores.kvstore import kvstore_of, open_kvstore
 from penstock.data.stores.open import open_source
 from penstock.data.stores.protocols import overlap
@@ -77,8 +77,8 @@ class TestS3:
                 open_out(out)
 
     def test_a_server_that_is_not_there(self, s3_endpoint: str, monkeypatch: Any) -> None:
-        for room in (kvstore, tensorstore_open):
-            monkeypatch.setattr(room, "IMPATIENT", {"s3_request_retries": {"max_retries": 0}})
+        for room in (kvstore, tensorstore):
+            monkeypatch.setattr(room, "BRIEF", {"s3_request_retries": {"max_retries": 0}})
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         for spec in ("s3://test-bucket/a", {"driver": "zarr", "kvstore": "s3://test-bucket/a"}):
             with pytest.raises(UsageError, match="Could not connect"):

@@ -152,7 +152,7 @@ def test_a_store_that_is_gone_is_waited_for_and_then_the_run_can_go_on(
 ) -> None:
     monkeypatch.setattr("penstock.data.stores.bucket.PATIENCE_S", 0.05)
     few = {"s3_request_retries": {"max_retries": 0}}
-    monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", few)
+    monkeypatch.setattr("penstock.data.stores.kvstore.BRIEF", few)
     with door_to(s3_endpoint) as door:
         monkeypatch.setenv("AWS_ENDPOINT_URL", door.url)
         bucket, wrong = Bucket("s3://test-bucket/run"), Bucket("s3://test-bucket/run")

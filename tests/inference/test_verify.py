@@ -434,7 +434,7 @@ def test_an_output_on_s3_is_proven_and_repaired_and_a_store_that_is_away_is_not_
     door.open()
     monkeypatch.setenv("AWS_ENDPOINT_URL", door.url)
     once = {"s3_request_retries": {"max_retries": 0}}
-    monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", once)
+    monkeypatch.setattr("penstock.data.stores.kvstore.BRIEF", once)
     out = "s3://test-bucket/some/out.zarr"
     np.save("in.npy", DATA[16:, :30])
     penstock.run_inference("in.npy", out, **KNOBS | {"chunks": (16, 8, 16)})

@@ -84,7 +84,7 @@ def test_infer_gives_up_with_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tries = hurried(monkeypatch, store, "_BRIEF")
+    tries = hurried(monkeypatch, store, "BRIEF")
     with faulty(volume) as (url, asked):
         words = ["infer", "--in-spec", f"{url}/in.zarr", "--out-spec", f"{tmp_path}/out.zarr",
                  "--model-type", "identity", "--patch", "8", "--overlap", "0",

@@ -85,6 +85,7 @@ from .errors import where_in_users_code as where_in_users_code
 from .extensions import blaming as blaming
 from .extensions import extension_names as extension_names
 from .extensions import find_extension as find_extension
+from .extensions import installed_version as installed_version
 from .files import absolute as absolute
 from .files import append_line as append_line
 from .files import cache_folder as cache_folder
@@ -102,6 +103,7 @@ from .files import read_json as read_json
 from .files import replacing as replacing
 from .files import store_around as store_around
 from .files import system_errors as system_errors
+from .files import well_formed as well_formed
 from .files import write_json as write_json
 from .groups import group_by as group_by
 from .groups import natural as natural

@@ -1,4 +1,5 @@
-"""Entry points of other packages: found by name, and imported only if the user names them.
+"""Other packages: their versions, and their entry points, found by name and imported only if the
+user names them.
 
 Penstock's own names win: callers look among those first.
 """
@@ -6,11 +7,21 @@ Penstock's own names win: callers look among those first.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 
 from .errors import MissingDependency, PenstockError, UsageError, describe, where_in_users_code
 from .secrets import scrub
+
+
+@functools.cache
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution, or None where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def extension_names(group: str) -> list[str]:

@@ -7,14 +7,17 @@ any array ──▶ convert ──▶ OUT, an OME-Zarr of the array and its leve
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import shlex
-import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..base import InferConfig, UsageError, add_flags, usable_cores
 from . import convert
 from .progress import counted_progress, say
+
+if TYPE_CHECKING:
+    from ..data import LevelBelow, Rule
 
 EXAMPLES = """
 penstock pyramid denoised.ome.zarr                       # until y and x have at most 256 voxels
@@ -57,14 +60,7 @@ def _write_beside(args: argparse.Namespace) -> int:
 
 
 def _add_in_place(args: argparse.Namespace) -> int:
-    from ..data import (
-        OutputLock,
-        add_levels,
-        add_windows,
-        levels_to_add,
-        open_source,
-        open_written,
-    )
+    from ..data import levels_to_add, open_source
 
     given = vars(args)
     if given.get("resume"):
@@ -76,10 +72,23 @@ def _add_in_place(args: argparse.Namespace) -> int:
             "its levels"
         )
     levels = levels_to_add(args.path, args.levels, "PATH")
+    again, over = given.get("overwrite") or None, given.get("take_over", False)
+    make_levels(args.path, levels, rule=args.rule, again=again, take_over=over)
+    for number, level in enumerate(levels, 1):
+        print(f"level {number}: {' x '.join(map(str, level.shape))} (t c z y x)")
+    return 0
+
+
+def make_levels(
+    path: str, levels: Sequence[LevelBelow], *, rule: Rule | None = None, again: bool | None = True,
+    take_over: bool = False, name: str = "PATH",
+) -> None:  # fmt: skip
+    """Make levels of an image, and windows, while no run writes it. See `add_levels`."""
+    from ..data import OutputLock, add_levels, add_windows, open_written
+
     total = sum(math.prod(level.shape) for level in levels)
-    place, over = open_written(args.path, "PATH"), given.get("take_over", False)
     with (
-        contextlib.closing(OutputLock.take([place], uuid.uuid4().hex, take_over=over)) as lock,
+        OutputLock.briefly([open_written(path, name)], take_over) as lock,
         counted_progress(total, "voxels", "adding levels") as show,
     ):
         for reason in lock.lacking:
@@ -93,10 +102,7 @@ def _add_in_place(args: argparse.Namespace) -> int:
             show(count)
 
         add_levels(
-            args.path, rule=args.rule, count=args.levels, again=given.get("overwrite") or None,
-            threads=usable_cores(), progress=add, name="PATH",
+            path, rule=rule, count=len(levels) + 1, again=again, threads=usable_cores(),
+            progress=add, name=name,
         )  # fmt: skip
-        add_windows(args.path, name="PATH")
-    for number, level in enumerate(levels, 1):
-        print(f"level {number}: {' x '.join(map(str, level.shape))} (t c z y x)")
-    return 0
+        add_windows(path, name=name)

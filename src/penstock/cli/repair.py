@@ -6,13 +6,11 @@ Levels that are not those of the blocks are made anew.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
 from ..base import UsageError, VerifyConfig, from_flags, plural
-from . import verify
+from . import pyramid, verify
 from .infer import shown_progress
 from .progress import counted_progress
 
@@ -37,13 +35,11 @@ def run(args: argparse.Namespace) -> int:
         names = ", ".join(stored.written.name for stored in run.outputs)
         raise UsageError(f"the run wrote several outputs; name all of them: {names}")
     if unlike:
-        from ..data import OutputLock, add_levels
+        from ..data import levels_to_add
 
-        places = [stored.written for stored in run.outputs]
-        with contextlib.closing(OutputLock.take(places, uuid.uuid4().hex)):
-            for image, count in unlike:
-                add_levels(image, rule=None, count=count + 1, again=True, threads=config.readers)
-                print(f"Repaired: {plural(count, 'level')} of {image} made anew")
+        for image, count in unlike:
+            pyramid.make_levels(image, levels_to_add(image, count + 1, "OUTPUT"), name="OUTPUT")
+            print(f"Repaired: {plural(count, 'level')} of {image} made anew")
         return 0
     from ..inference import open_run, repair_run, verify_run
 

@@ -9,10 +9,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
-from ..base import DISTRIBUTION, Incomplete, PenstockError, UsageError, describe
+from ..base import (
+    DISTRIBUTION,
+    Incomplete,
+    PenstockError,
+    UsageError,
+    describe,
+    installed_version,
+)
 from .leaving import attend
 
 PYTHON, PENSTOCK = "Python", "Penstock"
@@ -80,13 +86,12 @@ def guarded(function: Callable[[Any], Any], item: Any) -> Any:
 
 def versions_of(libraries: Iterable[str]) -> dict[str, str]:
     """The versions of Python, of Penstock, and of distributions that are installed, by name."""
-    versions = {PYTHON: platform.python_version()}
-    for name in (PENSTOCK, *libraries):
-        try:
-            versions[name] = metadata.version(DISTRIBUTION if name == PENSTOCK else name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    versions = {
+        PYTHON: platform.python_version(),
+        PENSTOCK: installed_version(DISTRIBUTION),
+        **{name: installed_version(name) for name in libraries},
+    }
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 async def admit(

@@ -23,8 +23,6 @@ class Box:
     stop: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.start) != len(self.stop):
-            raise ValueError(f"start {self.start} and stop {self.stop} differ in length")
         if any(a > b for a, b in zip(self.start, self.stop, strict=True)):
             raise ValueError(f"start {self.start} lies past stop {self.stop}")
 

@@ -97,20 +97,21 @@ class Stacked:
 
     def sample(self, index: int) -> dict[str, NDArray[np.float32]]:
         """The arrays of one sample by name, shaped as `layouts` says."""
-        made = {}
-        for name, layout in self.layouts.items():
-            array = np.empty(layout.shape, np.float32)
-            first = 0
-            for variable, offset in self._variables[name]:
-                values = self._dataset[variable]
-                if self._axes.samples in values.dims:
-                    values = values.isel({self._axes.samples: self.ids[index] + offset})
-                values = values.transpose(..., *self._axes.horizontal).values
-                levels = values.reshape(-1, *layout.shape[:2])
-                array[..., first : first + len(levels)] = np.moveaxis(levels, 0, -1)
-                first += len(levels)
-            made[name] = array
-        return made
+        return {
+            name: layout.stacked(
+                self._levels(variable, self.ids[index] + offset)
+                for variable, offset in self._variables[name]
+            )
+            for name, layout in self.layouts.items()
+        }
+
+    def _levels(self, variable: str, step: int) -> NDArray[Any]:
+        """A variable at a step of the file, shape (levels, lat, lon)."""
+        values = self._dataset[variable]
+        if self._axes.samples in values.dims:
+            values = values.isel({self._axes.samples: step})
+        values = values.transpose(..., *self._axes.horizontal).values
+        return values.reshape(-1, *values.shape[-2:])
 
     def close(self) -> None:
         """Close the file."""

@@ -12,9 +12,7 @@ follows from a random seed and the box's place. `write_volume` writes one piece 
 
 from __future__ import annotations
 
-import contextlib
 import math
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -199,7 +197,7 @@ def write_volume(
 def create_anew(sink: Sink) -> None:
     """Create an output that no run writes; `UsageError` where one is writing there."""
     if is_locked(sink):  # of a run that has ended: this is its output no more
-        with contextlib.closing(OutputLock.take([sink], uuid.uuid4().hex)) as lock:
+        with OutputLock.briefly([sink]) as lock:
             lock.name()
     sink.create()
 

@@ -184,17 +184,10 @@ class World:
         Returns:
             Each array by its name, laid out as `Preset.layouts` says.
         """
-        made = {}
-        for name, layout in preset.layouts(self.grid).items():
-            array = np.empty(layout.shape, np.float32)
-            channels = np.moveaxis(array, -1, 0)
-            first = 0
-            for variable, offset in preset.arrays[name]:
-                levels = self.values(variable, time + offset)
-                channels[first : first + len(levels)] = levels
-                first += len(levels)
-            made[name] = array
-        return made
+        return {
+            name: layout.stacked(self.values(of, time + step) for of, step in preset.arrays[name])
+            for name, layout in preset.layouts(self.grid).items()
+        }
 
     def _random_fields(self, variable: str, time: int) -> FloatArray:
         """Gaussian fields of mean 0 and variance 1 or nearly, shape (modes, lat, lon)."""

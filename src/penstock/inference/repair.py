@@ -10,14 +10,9 @@ from __future__ import annotations
 
 import math
 import random
-import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, replace
+from typing import cast
 
 from ..base import (
     RUN_FILE,
@@ -28,7 +23,7 @@ from ..base import (
     build,
     system_errors,
 )
-from ..data import Box, OutputLock, Sink, discard_damaged, no_block_again
+from ..data import OutputLock, Sink, discard_damaged, no_block_again
 from ..models import REGISTRY, check_model_name
 from .opening.job import Job
 from .run import run_job
@@ -37,7 +32,7 @@ from .run_folder.block_set import BlockSet
 from .run_folder.folder import read_document
 from .run_folder.journal import Journal, differing
 from .run_folder.names import SCALINGS_FILE, is_label_run
-from .run_folder.reader import RunFolder
+from .run_folder.reader import RunFolder, Stored
 from .stages.pipeline import compute
 from .stages.run import Run
 from .stages.statistics import find_scalings
@@ -55,21 +50,21 @@ _OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))
 
 _OF_DEVICES = ("devices", "arithmetic")
 """Facts of a job that depend on its devices."""
-_COUNTING = threading.Lock()
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Recomputed:
     """The blocks that were computed anew, and how they compare."""
 
     sampled: int
     population: int
     """Number of blocks from which the sample was drawn."""
-    same: Counter[Key] = field(default_factory=Counter)
-    """The number of outputs in which a block has the same bits."""
-    findings: list[Finding] = field(default_factory=list)
-    equal: int = 0
-    """Blocks that have the same bits in all outputs."""
+    findings: list[Finding]
+
+    @property
+    def equal(self) -> int:
+        """Blocks that have the same bits in all outputs."""
+        return self.sampled - len({finding.key for finding in self.findings})
 
 
 def reopened(run: RunFolder, config: VerifyConfig) -> Job:
@@ -245,11 +240,10 @@ def recompute_blocks(
             f"--recompute: the run in {run.folder} had {name} {before.get(name)!r}, and here it is "
             f"{here[name]!r}, so its bits need not be the same; recompute where they are"
         )
-    done = Recomputed(len(keys), len(run.notes.keys() - proof.bad))
     for number, output in enumerate(job.outputs):
-        sink = cast("Sink", _ComparingSink(run, number, output.sink, done))
+        sink = cast("Sink", _NoSink(run.outputs[number], output.sink))
         job.outputs[number] = replace(output, sink=sink)
-    journal = Journal(None, {})
+    journal = _ComparingJournal(run)
     journal.statistics = read_document(run.folder, SCALINGS_FILE) or {}
     journal.done = BlockSet(run.keys())
     journal.done -= {*keys}
@@ -257,33 +251,34 @@ def recompute_blocks(
     with anew.at_work():
         scalings = find_scalings(anew)
         compute(anew, range(len(anew.parts)), scalings, lambda now: progress(now.blocks_done))
-    done.equal = sum(count == len(job.outputs) for count in done.same.values())
-    return done
+    return Recomputed(len(keys), len(run.notes.keys() - proof.bad), journal.findings)
 
 
-class _ComparingSink:
-    """Takes the place of a sink. It compares what would be written with what is stored."""
+class _NoSink:
+    """Takes the place of a sink, and writes nothing."""
 
-    def __init__(self, run: RunFolder, number: int, sink: Sink, done: Recomputed) -> None:
-        self.run, self.stored, self.done = run, run.outputs[number], done
-        self.name, self.dtype, self.domain = sink.name, sink.dtype, sink.domain
-        array = getattr(self.stored.written.source, "array", None)
+    def __init__(self, stored: Stored, sink: Sink) -> None:
+        self.name, self.dtype = sink.name, sink.dtype
+        array = getattr(stored.written.source, "array", None)
         self.fill = getattr(array, "fill_value", None) or 0
 
-    def write(self, box: Box, array: NDArray[Any]) -> None:
-        before = self.stored.written.source.read(box)
-        bits = np.dtype(f"u{array.dtype.itemsize}")
-        key = self._key(box)
-        if np.array_equal(before.view(bits), array.view(bits)):
-            with _COUNTING:
-                self.done.same[key] += 1
-        else:
-            what = "has other values when computed anew"
-            self.done.findings.append(Finding(key, "different", self.stored.written.name, what))
+    def write(self, box: object, array: object) -> None:
+        """Do nothing: the journal compares the checks of the values."""
 
-    def _key(self, box: Box) -> Key:
-        stored = self.stored
-        volume = [tuple(place) for place in stored.places].index(box.start[:2])
-        there = box[2:].shift(tuple(-shift for shift in stored.offset))
-        block = stored.grid.back().box(there)
-        return (volume, *self.run.blocks.touching(block).start)
+
+class _ComparingJournal(Journal):
+    """A journal that keeps nothing, and compares the checks of blocks with those of a run. What
+    the run has stored has the checks that it noted, as it is verified."""
+
+    def __init__(self, run: RunFolder) -> None:
+        super().__init__(None, {})
+        self.earlier, self.findings = run, list[Finding]()
+
+    def note(self, key: Key, voxels: int, checks: Sequence[str] = ()) -> None:
+        super().note(key, voxels)
+        pairs = zip(checks, self.earlier.notes[key], self.earlier.outputs, strict=True)
+        self.findings += [
+            Finding(key, "different", stored.written.name, "has other values when computed anew")
+            for check, noted, stored in pairs
+            if check != noted
+        ]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..base import SUMMARY_FILE, format_seconds, plural, significant, system_errors
-from .run_folder.block_set import BlockSet
 from .run_folder.folder import Notes, folder_at, lost_lines, read_document, read_run
 from .run_folder.names import ENDING_FILE, FOUND_FOLDERS
 
@@ -62,7 +61,6 @@ class RunLook:
         """``place`` is the path or URL of the folder."""
         self.folder = folder_at(place)
         self._notes: Notes | None = None
-        self._blocks, self._damaged = BlockSet(), list[bytes]()
 
     def status(self) -> RunStatus:
         """The state of the run now. Nothing is changed.
@@ -72,32 +70,31 @@ class RunLook:
         folder = self.folder
         with system_errors(f"{folder} cannot be read"):
             run = read_run(folder)
-        self._look(str(run.get("run")))
-        planned = int(run.get("blocks") or 0)
+        notes = self._notes_of(str(run.get("run")))
+        done, planned = len(notes.blocks()), int(run.get("blocks") or 0)
         processes = folder.at_work()
-        state, *why = self._state(run, processes, len(self._blocks) < planned)
+        state, *why = self._state(run, processes, done < planned)
         counts = {name: len(folder.names(f"{name}/*.npz")) for name in FOUND_FOLDERS}
         words = [f"{name} of {plural(count, 'block')}" for name, count in counts.items() if count]
         why += ["found so far: " + ", ".join(words)] if words else []
-        why.append(lost_lines(folder, len(self._damaged), len(self._blocks), planned))
+        why.append(lost_lines(folder, len(notes.damaged), done, planned))
         tails = folder.telemetry()
         alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]
         return RunStatus(
             state=state,
             why="; ".join(filter(None, why)),
-            blocks_done=len(self._blocks),
+            blocks_done=done,
             blocks_planned=planned,
             per_second=_rate(tails) if state == "running" else None,
             failing=max(filter(None, map(_failing, alive)), default=None),
             processes=processes or 0,
         )
 
-    def _look(self, run: str) -> None:
-        """Take in the blocks noted since the last look; all of them if another run has begun."""
+    def _notes_of(self, run: str) -> Notes:
+        """The logs of a run, as the last look left them unless another run has begun."""
         if self._notes is None or run != self._notes.run:
-            self._notes, self._blocks = Notes(self.folder, run), BlockSet()
-            self._damaged = self._notes.damaged
-        self._blocks.update(self._notes.blocks())
+            self._notes = Notes(self.folder, run)
+        return self._notes
 
     def _state(self, run: Mapping[str, Any], at_work: int | None, lacks: bool) -> tuple[State, str]:
         verb = run.get("verb", "infer")

@@ -26,20 +26,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from .. import __version__
+from ..base import installed_version
 from .machine import ProcessKey, Question, gpus_or_none, process_tree
 from .record import canonical
 
 Block = dict[str, Any]
 
 LIBRARIES = (
-    "penstock", "numpy", "torch", "triton", "zarr", "tensorstore", "bitsandbytes", "peft",
+    "numpy", "torch", "triton", "zarr", "tensorstore", "bitsandbytes", "peft",
 )  # fmt: skip
 ENVIRONMENT_VARIABLES = (
     "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "KMP_AFFINITY",
@@ -74,8 +74,8 @@ def collect_environment(
         "machine_key": machine_key(machine, gpus),
         "limits": _limits(),
         "gpus": gpus,
-        "libraries": {"python": platform.python_version()}
-        | {name: _version(name) for name in LIBRARIES},
+        "libraries": {"python": platform.python_version(), "penstock": __version__}
+        | {name: installed_version(name) for name in LIBRARIES},
         "git": _git(folder),
         "variables": {name: variables[name] for name in ENVIRONMENT_VARIABLES if name in variables},
     }
@@ -248,14 +248,6 @@ def _numbers(path: Path) -> list[int]:
         return [int(word) for word in path.read_text().split() if word != "max"]
     except OSError:
         return []
-
-
-@functools.cache
-def _version(library: str) -> str | None:
-    try:
-        return __version__ if library == "penstock" else metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git(folder: Path | None = None) -> Block | None:

@@ -8,6 +8,7 @@ reduced      few values for each voxel in place of many scores
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ class Reduction:
     def parse(cls, text: str) -> Reduction:
         """Read ``argmax``, ``threshold:X`` or ``top:K``. Raises `UsageError` for anything else."""
         kind, _, value = text.partition(":")
-        try:
+        with contextlib.suppress(ValueError):
             if kind == "argmax" and not value:
                 return cls("argmax")
             if kind == "threshold":
@@ -60,8 +61,6 @@ class Reduction:
                 return cls("top", count=int(value))
             if kind == "regions":
                 return cls("regions", labels=tuple(map(int, value.split(","))))
-        except ValueError:
-            pass
         raise UsageError(f"--reduce {text} is not argmax, threshold:X or top:K, such as top:3, nor "
             "regions:LABEL,LABEL")  # fmt: skip
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
-from ..data import is_file
 from . import user_code
 from .packages.package import TensorsToMatch, open_package
 from .recipe import Recipe
@@ -268,12 +267,10 @@ def _find(
         entry = REGISTRY[model]
         with float32_default():
             return _call(entry.factory, in_channels), weights or entry.weights
+    check_model_name(model, "--model-type")  # so it is a program or a reference
     if model.endswith(PROGRAMS):
         return _load_program(Path(model), trust), weights
-    if ":" in model:
-        return _call(model, in_channels), weights
-    check_model_name(model, "--model-type")
-    raise UsageError(f"--model-type {model!r} is unknown")
+    return _call(model, in_channels), weights
 
 
 def _call(text: str, in_channels: int | None) -> nn.Module:
@@ -319,8 +316,6 @@ def _made(named: Any, in_channels: int | None) -> Any:
 def _load_program(path: Path, trust: bool) -> nn.Module:
     """Open a torch.export program (.pt2) or a TorchScript archive with torch's own readers, which
     run code of the file. So nothing of it is read before the user has said that it is trusted."""
-    if not is_file(path, f"--model-type {path}"):
-        raise UsageError(f"--model-type {path}: there is no such file")
     if not trust:
         raise UsageError(
             f"--model-type {path}: a {path.suffix} file may run any code as soon as it is opened, "

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib import metadata
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -18,7 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..base import Incomplete, PenstockError, TrainConfig, UsageError, for_children, require
+from ..base import (
+    Incomplete,
+    PenstockError,
+    TrainConfig,
+    UsageError,
+    for_children,
+    installed_version,
+    require,
+)
 from ..cluster import NOT_A_RANK, Place, find_place, job_of, tasks_elsewhere
 from .feed import SIGNALS
 
@@ -103,10 +110,7 @@ def torchmetrics_by_version() -> Iterator[None]:
     SciPy and Matplotlib, which take a second.
     """
     name = "torchmetrics"
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        version = None
+    version = installed_version(name)
     if version is None or not sys.modules.keys().isdisjoint((name, "lightning_fabric")):
         yield
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, parsed_json
+from ...base import UsageError, parsed_json, well_formed
 from ..stores.ome_levels import array_below
 
 FORMAT, VERSION = "penstock-packed", 1
@@ -93,6 +93,14 @@ class ArrayLayout:
     def num_bytes(self) -> int:
         """Bytes of one decoded sample, without padding."""
         return math.prod(self.shape) * np.dtype(np.float32).itemsize
+
+    def stacked(self, fields: Iterable[NDArray[Any]]) -> NDArray[np.float32]:
+        """A sample made of fields of shape (channels, lat, lon), one behind the other."""
+        array, first = np.empty(self.shape, np.float32), 0
+        for levels in fields:
+            array[..., first : first + len(levels)] = np.moveaxis(levels, 0, -1)
+            first += len(levels)
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +196,16 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
         raise UsageError(f"{where}: no packed data set: there is no {DOCUMENT}")
     document = read_document(root / DOCUMENT, where)
     try:
-        ids = np.load(root / document["ids"])
-        arrays = {
-            key: open_packed_array(root, key, entry, where)
-            for key, entry in document["arrays"].items()
-        }
-        with np.load(root / CHECKS) as saved:
-            checks = {key: saved[key] for key in arrays}
+        with well_formed(f"{where}: its metadata"):
+            ids = np.load(root / document["ids"])
+            arrays = {
+                key: open_packed_array(root, key, entry, where)
+                for key, entry in document["arrays"].items()
+            }
+            with np.load(root / CHECKS) as saved:
+                checks = {key: saved[key] for key in arrays}
     except OSError as error:
         raise UsageError(f"{where}: {error.filename}: {error.strerror}") from error
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise (
-            error
-            if isinstance(error, UsageError)
-            else UsageError(f"{where}: its metadata is malformed: {error!r}")
-        ) from error
     lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
     lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
     lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,14 +149,13 @@ def earlier_manifest(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any] 
     if not path.exists():
         return None
     earlier = read_document(path)
-    before, now = ({**of, "inputs": _sizes(of["inputs"])} for of in (earlier, manifest))
+    before, now = (
+        {**of, "inputs": {name: size for name, (size, _) in of["inputs"].items()}}
+        for of in (earlier, manifest)
+    )
     if differing := [key for key in now if before.get(key) != now[key]]:
         raise UsageError(_other(differing[0], path.parent))
     return earlier
-
-
-def _sizes(inputs: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    return {name: size for name, (size, _) in inputs.items()}
 
 
 def _other(what: str, out: Path) -> str:

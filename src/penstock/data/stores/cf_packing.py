@@ -69,7 +69,7 @@ class Packing:
 
 
 def packing_of(
-    attributes: Any, dtype: np.dtype[Any], where: str, fill: float | None = None
+    attributes: Mapping[str, Any], dtype: np.dtype[Any], where: str, fill: float | None = None
 ) -> Packing | None:
     """The packing of an array.
 
@@ -85,8 +85,6 @@ def packing_of(
     Raises:
         UsageError: An attribute has no such value as it should have.
     """
-    if not isinstance(attributes, Mapping):
-        return None
 
     def numbers(name: str, count: int | None = None) -> list[float]:
         said = attributes.get(name)

@@ -81,12 +81,14 @@ _STORE_KEY = re.compile(rf"(?:{_PART}/)*(?:{_PART}|{_NAMES})")
 
 _LONGEST = 300  # characters of a message
 
-# TensorStore retries an unreachable host for a quarter of an hour and says nothing. The first
-# opening is given a few seconds, since it may be a typing error in a host name.
-IMPATIENT = {
-    f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "200ms"}
-    for kind in ("s3", "gcs", "http")
+BRIEF = {
+    f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "100ms", "max_delay": "1s"}
+    for kind in ("http", "s3", "gcs")
 }
+"""TensorStore's own tries of one request, two seconds in all: without them one busy answer would
+cost a block of a thousand chunks. By default TensorStore tries silently for a quarter of an hour,
+also to find a host whose name has a typing error. Here a longer fault is an error; the reader or
+writer counts it and tries again."""
 
 
 def kvstore_of(path: str) -> Any:
@@ -129,7 +131,7 @@ def kvstore_of(path: str) -> Any:
 def open_kvstore(spec: Any, where: str) -> Any:
     """The open ``ts.KvStore`` of a spec or URL."""
     with explained_errors(where):
-        return ts.KvStore.open(spec, context=ts.Context(IMPATIENT)).result()
+        return ts.KvStore.open(spec, context=ts.Context(BRIEF)).result()
 
 
 def is_store(root: Any, where: str) -> bool:

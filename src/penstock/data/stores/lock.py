@@ -22,6 +22,7 @@ import contextlib
 import json
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,13 @@ class OutputLock:
             lock.release()
             raise
         return lock
+
+    @classmethod
+    def briefly(
+        cls, sinks: Sequence[Located], take_over: bool = False
+    ) -> contextlib.closing[OutputLock]:
+        """A context with the lock of outputs, for a change that is no run's. See `take`."""
+        return contextlib.closing(cls.take(sinks, uuid.uuid4().hex, take_over=take_over))
 
     def _find(
         self, sinks: Sequence[Located], run: str, folder: Path | str | None

@@ -96,8 +96,6 @@ class ChunkCounter:
 
     def _cells(self, t: int, channel: int, owned: Box) -> list[Box]:
         """The chunks of a channel whose first voxel is owned."""
-        if owned.size == 0:
-            return []
         lead = Box.of((t, channel), (1, 1))
         cells = (self._grid.cell(index) for index in indices(self._grid.touching(lead + owned)))
         return [

@@ -316,10 +316,6 @@ def _zarr3(layout: _Layout) -> dict[str, Any]:
     }
 
 
-def _plain(layout: _Layout) -> dict[str, Any]:
-    return {**_zarr3(layout), "path": ""}
-
-
 def _n5(layout: _Layout) -> dict[str, Any]:
     return {
         "driver": "n5",
@@ -335,7 +331,12 @@ def _n5(layout: _Layout) -> dict[str, Any]:
     }
 
 
-_ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "plain": _plain, "n5": _n5}
+_ARRAY_SPECS = {
+    "0.4": _zarr2,
+    "0.5": _zarr3,
+    "plain": lambda layout: {**_zarr3(layout), "path": ""},
+    "n5": _n5,
+}
 
 
 def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ..grid import Grid
 from .cf_packing import Packing
 from .frames import Framed, canonical, to_five
 from .kvstore import (
+    BRIEF,
     DELETING,
     STORE_MARKERS,
     address,
@@ -42,13 +43,6 @@ _TRANSIENT = re.compile(
     r"(file_io|s3|gcs|http)_|aws_credentials|experimental_"
 )
 
-_BRIEF = {
-    f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "100ms", "max_delay": "1s"}
-    for kind in ("http", "s3", "gcs")
-}
-"""TensorStore's own tries of one request, two seconds in all: without them one busy answer would
-cost a block of a thousand chunks. By default TensorStore tries silently for a quarter of an hour.
-Here a longer fault is an error; the reader or writer counts it and tries again."""
 # These override the modes in a user's spec, so that reading from the spec of an output
 # (`delete_existing`) deletes nothing.
 EXISTING = {"open": True, "create": False, "delete_existing": False, "read": True}
@@ -175,7 +169,7 @@ class TensorStoreSink:
                 if self.root.read(key).result().state != "value":
                     text = json.dumps(document, indent=2, allow_nan=False)
                     self.root.write(key, text.encode()).result()
-            array = ts.open(self.spec, context=ts.Context(_BRIEF), read=True, write=True).result()
+            array = ts.open(self.spec, context=ts.Context(BRIEF), read=True, write=True).result()
             if self.replaces is not None:
                 self.root.write(DELETING, None).result()
         self._view = to_five(array, self.stored_axes)
@@ -192,7 +186,7 @@ class TensorStoreSink:
         that was removed. All metadata is written by `create`."""
         with explained_errors(self.where):
             try:
-                ts.open(self.spec, context=ts.Context(_BRIEF), **EXISTING).result()
+                ts.open(self.spec, context=ts.Context(BRIEF), **EXISTING).result()
             except ValueError as error:
                 if not str(error).startswith("NOT_FOUND"):
                     raise
@@ -217,7 +211,7 @@ def plainly() -> Iterator[None]:
 
 def cache_of(num_bytes: int) -> Any:
     """A ``ts.Context`` with a cache of up to ``num_bytes`` of decoded chunks."""
-    return ts.Context({"cache_pool": {"total_bytes_limit": num_bytes}, **_BRIEF})
+    return ts.Context({"cache_pool": {"total_bytes_limit": num_bytes}, **BRIEF})
 
 
 def grid_origin(five: Any) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from ..box import Box
 from .cf_packing import Packing, packing_of
 from .frames import name_axes, source_axes, to_five, to_tczyx, unit_name
 from .kvstore import (
-    IMPATIENT,
+    BRIEF,
     address,
     check_deletable,
     explained_errors,
@@ -74,7 +74,6 @@ def open_tensorstore_source(
         title = scrub(title or address(ts.Spec(spec).kvstore))
     where = f"{name} {title}"
     with explained_errors(where):
-        ts.open(spec, context=ts.Context(IMPATIENT), **EXISTING).result()
         array = ts.open(spec, context=cache_of(cache_bytes), **EXISTING).result()
         stored = array.spec().to_json()
         attributes = _attributes(array, _innermost(stored))
@@ -293,7 +292,7 @@ def _existing(asked: Any, where: str) -> Any:
     mode = asked.open_mode
     must_be_new = mode.create and not mode.open
     try:
-        array = ts.open(asked, context=ts.Context(IMPATIENT), write=True, **EXISTING).result()
+        array = ts.open(asked, context=ts.Context(BRIEF), write=True, **EXISTING).result()
     except ValueError as error:
         code = str(error).partition(":")[0]
         if code == "NOT_FOUND" and mode.create:

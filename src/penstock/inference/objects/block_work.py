@@ -137,8 +137,8 @@ class BlockWork(RoundWork):
         return np.load(self.folder.parent / STARTS_FILE, allow_pickle=False)
 
 
-_WORK: list[RoundWork] = []
-"""The work of this process, one of a pool or of a cluster."""
+_WORK: dict[str, RoundWork] = {}
+"""The work of this process, one of a pool or of a cluster, by its `BlockOrder.topic`."""
 _OPENED = contextlib.ExitStack()
 """The context of that work."""
 
@@ -155,25 +155,20 @@ class BlockOrder:
     """A name that only this round has."""
 
 
-_TOPIC: list[str] = []
-"""The round that this worker takes part in."""
-
-
 def do_order(order: BlockOrder) -> str:
     """Do a step on a block, on a worker of a cluster. Returns what the step returns.
 
     Raises `UnfitWorker` if the worker does not see the run.
     """
     folder = order.work.folder.parent
-    if [order.topic] != _TOPIC:
+    if order.topic not in _WORK:
         if read_run(folder).get("run") != order.run:
             raise UnfitWorker(
                 f"the worker on {platform.node()} does not see the run in {folder}; give "
                 "--run-dir with a folder that all workers share"
             )
         _OPENED.close()
-        _open(order.work)
-        _TOPIC[:] = [order.topic]
+        _open(order.work, order.topic)
     return _do(order.step, order.number)
 
 
@@ -183,13 +178,15 @@ def _begin(work: RoundWork) -> None:
     _open(work)
 
 
-def _open(work: RoundWork) -> None:
+def _open(work: RoundWork, topic: str = "") -> None:
+    _WORK.clear()
     _OPENED.enter_context(work.opened())
-    _WORK[:] = [work]
+    _WORK[topic] = work
 
 
 def _do(step: str, number: int) -> str:
-    return str(getattr(_WORK[0], step)(number))
+    (work,) = _WORK.values()
+    return str(getattr(work, step)(number))
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ...base import LabelConfig, UsageError, in_order, require
 from ...data import Box, Grid, Source, flatten
+from ..tiling.geometry import per_axis
 from .block_record import faces_of, load_table, save_array, save_table
 from .components import LocalLabels, in_order_of_first, runs_of
 from .decoders import Decoder, check_decoder, opened_decoder
@@ -151,19 +152,13 @@ def view_work(config: LabelConfig, source: Source, domain: Box, folder: Path) ->
     """
     assert config.object_size is not None
     check_decoder(config)  # here, and not in a process, whose end says less
-    halo = _along_axes(config.object_size, source, 0)
+    plane = "z" not in source.axes
+    halo = per_axis(config.object_size, plane=plane, thin=0)
     core = tuple(max(_CORE, 4 * side) for side in halo)
     if config.instance_block is not None:
-        core = _along_axes(config.instance_block, source, 1)
+        core = per_axis(config.instance_block, plane=plane, thin=1)
     step = tuple(max(1, min(n, side)) for n, side in zip(core, domain.shape[2:], strict=True))
     return ViewWork(config, Grid(domain, (1, 1, *step), domain.start), folder, halo)
-
-
-def _along_axes(said: tuple[int, ...], source: Source, plane: int) -> tuple[int, ...]:
-    """What is said for all axes or for each, along z y x; ``plane`` along z of a plane."""
-    if "z" not in source.axes:
-        return (plane, *(said * 2 if len(said) == 1 else said[-2:]))
-    return said * 3 if len(said) == 1 else (*(plane,) * (3 - len(said)), *said)
 
 
 class Owners(NamedTuple):

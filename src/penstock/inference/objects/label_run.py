@@ -24,7 +24,6 @@ from ...base import (
     SUMMARY_FILE,
     Refused,
     format_bytes,
-    keep_traceback_in,
     usable_cores,
 )
 from ...data import OutputLock, flatten, open_source, unflatten
@@ -42,7 +41,7 @@ from ..run_folder.names import (
     STARTS_FILE,
     VIEWS,
 )
-from ..stages.beginning import locked, removed, say_unlocked
+from ..stages.beginning import begin, entered, removed
 from .block_record import load_table, save_array, save_table
 from .block_work import BlockWork
 from .components import HoleTable
@@ -276,30 +275,25 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
     if _is_gone(labelling, journal):
         journal = _journal(labelling, resume=False)
     before = journal.before
-    with contextlib.closing(journal), keep_traceback_in(journal.here):
-        if not before:
-            labelling.output("uint32", overwrite=config.overwrite).check()
-        with contextlib.closing(locked(journal, [labelling.sink], config.take_over)) as lock:
+    if not before:
+        labelling.output("uint32", overwrite=config.overwrite).check()
+    with entered(journal, [labelling.sink], config) as lock:
+        if not before:  # what an earlier run has found, before this one has a name
             journal.lock()
-            if not before:  # what an earlier run has found, before this one has a name
-                clear(labelling)
-                for suffix in (".csv", ".png"):
-                    listed = (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix)
-                    listed.unlink(missing_ok=True)
-            overwrites = config.overwrite or before.get("overwrites", False)
-            facts = {
-                "locked": not lock.lacking,
-                **labelling.facts(),
-                "overwrites": overwrites,
-            }
-            if "output" in before:
-                facts["output"] = before["output"]
-                journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
-            journal.begin(facts, prepared=prepared)
-            lock.name()
-            say_unlocked([*lock.lacking, *journal.lacking])
-            with noting_end(journal.save):
-                yield LabelRun(labelling, journal, lock)
+            clear(labelling)
+            for suffix in (".csv", ".png"):
+                listed = (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix)
+                listed.unlink(missing_ok=True)
+        facts = {
+            **labelling.facts(),
+            "overwrites": config.overwrite or before.get("overwrites", False),
+        }
+        if "output" in before:
+            facts["output"] = before["output"]
+            journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
+        begin(journal, lock, config, facts, prepared)
+        with noting_end(journal.save):
+            yield LabelRun(labelling, journal, lock)
 
 
 @contextlib.contextmanager
@@ -312,14 +306,11 @@ def joined(labelling: LabelJob, writer: str | None) -> Iterator[LabelRun]:
     Prepared.read(labelling.folder)
     journal = _journal(labelling, resume=True)
     journal.writer = writer
-    with contextlib.closing(journal), keep_traceback_in(journal.here):
-        if _is_gone(labelling, journal):
-            raise removed(labelling.sink.name)
-        over = labelling.config.take_over
-        lock = locked(journal, [labelling.sink], over, member=writer is not None)
-        with contextlib.closing(lock):
-            journal.join()  # with a lock: one process ends a round
-            yield LabelRun(labelling, journal, lock)
+    if _is_gone(labelling, journal):
+        raise removed(labelling.sink.name)
+    with entered(journal, [labelling.sink], labelling.config, member=writer is not None) as lock:
+        journal.join()  # with a lock: one process ends a round
+        yield LabelRun(labelling, journal, lock)
 
 
 def _is_gone(labelling: LabelJob, journal: Journal) -> bool:

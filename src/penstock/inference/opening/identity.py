@@ -18,7 +18,6 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...base import UsageError, format_bytes, plural
+from ...base import UsageError, format_bytes, installed_version, plural
 from ...data import Sink, Source
 
 CONTENT_BYTES = 256 * 2**20
@@ -65,7 +64,7 @@ def maker(
         for library in {"tensorstore": ["tensorstore"], "ometiff": ["tifffile", "imagecodecs"]}.get(
             kind, []
         ):
-            versions[library] = _version(library)
+            versions[library] = installed_version(library)
     gpus = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}
     on_host = any(device.type == "cpu" for device in devices)
     return {
@@ -83,14 +82,6 @@ def arithmetic_of(made_by: Mapping[str, Any]) -> str:
     each = [] if threads is None else [f"{plural(threads, 'thread')} for each forward"]
     words = [f"torch {made_by['torch']}", made_by["instructions"], *each, *made_by["gpus"]]
     return ", ".join(words)
-
-
-@functools.cache
-def _version(library: str) -> str | None:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 @functools.cache

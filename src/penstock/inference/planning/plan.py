@@ -242,7 +242,7 @@ def make_plan(
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
-    best = min(fitting, key=_cost)
+    best = min(fitting, key=lambda plan: plan.patch_amplification + plan.read_amplification / 4)
     if not facts.level_bytes:
         return best
     levels = facts.level_bytes + LEVEL_VOXEL_BYTES * math.prod(best.geometry.block)
@@ -253,10 +253,6 @@ def make_plan(
 def _counted(count: int, noun: str) -> str:
     """A count in short form, such as ``18.9 k blocks``, as a petabyte has many."""
     return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
-
-
-def _cost(plan: Plan) -> float:
-    return plan.patch_amplification + plan.read_amplification / 4
 
 
 def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) -> Iterator[Plan]:

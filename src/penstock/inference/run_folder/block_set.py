@@ -18,7 +18,6 @@ class BlockSet(MutableSet[Key]):
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._rows: dict[Key, int] = {}
-        self._size = 0
         for key in keys:
             self.add(key)
 
@@ -34,27 +33,21 @@ class BlockSet(MutableSet[Key]):
                 yield (*row, piece * _BITS + last)
 
     def __len__(self) -> int:
-        return self._size
+        return sum(map(int.bit_count, self._rows.values()))
 
     def add(self, key: Key) -> None:
         row, bit = _place(key)
-        self._put(row, 1 << bit)
+        self._rows[row] = self._rows.get(row, 0) | 1 << bit
 
     def discard(self, key: Key) -> None:
-        if key in self:
-            row, bit = _place(key)
-            self._rows[row] ^= 1 << bit
-            self._size -= 1
+        row, bit = _place(key)
+        self._rows[row] = self._rows.get(row, 0) & ~(1 << bit)
 
     def update(self, other: BlockSet) -> None:
         """Add the blocks of another set."""
         for row, bits in other._rows.items():
-            self._put(row, bits)
-
-    def _put(self, row: Key, bits: int) -> None:
-        before = self._rows.get(row, 0)
-        self._rows[row] = before | bits if before else bits  # of another set: it is shared
-        self._size += (bits & ~before).bit_count()
+            before = self._rows.get(row, 0)
+            self._rows[row] = before | bits if before else bits  # the number is shared
 
     def count(self, volume: int, box: Box) -> int:
         """Number of blocks of a volume in a box of indices."""

@@ -65,28 +65,29 @@ def read_run(place: Folder | Path | str) -> dict[str, Any]:
 class Notes:
     """The logs of a run, each read on from where the last look ended.
 
-    A read gives the blocks noted since the last one; the first read gives all. Blocks are not taken
-    off the list while a run is at work, so what an earlier read gave stays true.
+    Blocks are not taken off the list while a run is at work, so what an earlier look gave stays
+    true.
     """
 
     def __init__(self, folder: Folder, run: str) -> None:
         self.folder, self.run = folder, run
         self._seen: dict[str, int] = {}
         """How far each log was read."""
+        self._blocks = BlockSet()
         self.damaged: list[bytes] = []
         """The lines that cannot be read. While a process writes a log, its last line may be under
         way."""
 
     def fresh(self) -> dict[Key, Checks]:
-        """The new blocks and their checks. Each takes some hundred bytes."""
+        """The blocks noted since the last look, and their checks; from the first look all. Each
+        takes some hundred bytes."""
         notes: dict[Key, Checks] = {}
         for lines in self.folder.new_lines(self.run, self._seen):
             notes |= read_lines(lines, self.damaged)
         return notes
 
     def blocks(self) -> BlockSet:
-        """The new blocks."""
-        every = BlockSet()
+        """All blocks noted so far. The set grows with the next look."""
         for lines in self.folder.new_lines(self.run, self._seen):
             noted = BlockSet()  # of one log, as a block that one log lost may stand in another
             for key, checks in read_entries(lines, self.damaged):
@@ -94,8 +95,8 @@ class Notes:
                     noted.discard(key)
                 else:
                     noted.add(key)
-            every.update(noted)
-        return every
+            self._blocks.update(noted)
+        return self._blocks
 
 
 def lost_lines(folder: Folder, damaged: int, named: int, planned: int) -> str:

@@ -118,7 +118,7 @@ class Journal:
     @classmethod
     def open(
         cls,
-        place: Path | str | None,
+        place: Path | str,
         fingerprint: Mapping[str, Any],
         maker: Mapping[str, Any] | None = None,
         *,
@@ -130,8 +130,7 @@ class Journal:
         first difference, or if the folder is not a run folder.
         """
         journal = cls(place, fingerprint, maker)
-        if (folder := journal.folder) is None:
-            return journal
+        folder = folder_at(place)
         folder.check()
         if not resume or not (before := read_run(folder)):
             return journal
@@ -153,7 +152,7 @@ class Journal:
             return
         if self._notes is None:
             self._notes = Notes(self.folder, self.run)
-        self.done.update(self._notes.blocks())
+        self.done = self._notes.blocks()
         self.statistics = read_document(self.folder, SCALINGS_FILE) or self.statistics
 
     def check_maker(self, output: str, made_by: str | None, take_over: bool = False) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import platform
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..run_folder.ending import noting_end
 from ..run_folder.journal import Journal, Prepared
 from .output_levels import take_levels_away
 from .remote_job import Runnable
-from .retries import patiently, saying_full
+from .retries import Result, patiently, saying_full
 
 
 @contextlib.contextmanager
@@ -40,17 +40,16 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
     resume = job.config.resumes and all(sink.exists for sink in job.sinks)
     with system_errors(f"--run-dir {job.run_dir}"):
         journal = _journal(job, resume=resume) if job.run_dir else Journal(None, {})
-    with contextlib.closing(journal), keep_traceback_in(journal.here):
-        for sink in job.sinks:  # before the log of the blocks in the old output is lost
-            sink.check()
-            if getattr(sink, "made", False) and journal.skipped < job.plan.num_blocks:
-                raise UsageError(f"--resume: {no_block_again(sink.name)}")
-        take = partial(locked, journal, job.sinks, job.config.take_over)
-        lock = patiently(job.config.retry_for, "the lock", take)
-        with contextlib.closing(lock):
-            _begin(job, journal, lock, prepared)
-            with noting_end(journal.save):
-                yield journal, lock
+    for sink in job.sinks:  # before the log of the blocks in the old output is lost
+        sink.check()
+        if getattr(sink, "made", False) and journal.skipped < job.plan.num_blocks:
+            raise UsageError(f"--resume: {no_block_again(sink.name)}")
+    with entered(journal, job.sinks, job.config) as lock:
+        begin(journal, lock, job.config, _facts(job, journal), prepared)
+        if journal.before and journal.skipped < job.plan.num_blocks:
+            take_levels_away(job)
+        with noting_end(journal.save):
+            yield journal, lock
 
 
 @contextlib.contextmanager
@@ -71,14 +70,37 @@ def joined(
             "give --run-dir s3://BUCKET/PREFIX, or a folder that all workers share"
         )
     journal.writer = writer
+    with entered(journal, job.sinks, job.config, member=not ends) as lock:
+        for sink in job.sinks:
+            if not sink.exists:  # to open it would create it, without blocks that logs name
+                raise removed(sink.name)
+        yield journal, lock
+
+
+@contextlib.contextmanager
+def entered(
+    journal: Journal, sinks: Sequence[Sink], config: Any, *, member: bool = False
+) -> Iterator[OutputLock]:
+    """A context with the journal of a run and the lock of its outputs, which is taken, or which a
+    ``member`` of the run only reads."""
     with contextlib.closing(journal), keep_traceback_in(journal.here):
-        take = partial(locked, journal, job.sinks, job.config.take_over, member=not ends)
-        lock = patiently(job.config.retry_for, "the lock", take)
-        with contextlib.closing(lock):
-            for sink in job.sinks:
-                if not sink.exists:  # to open it would create it, without blocks that logs name
-                    raise removed(sink.name)
-            yield journal, lock
+        take = partial(
+            OutputLock.take,
+            sinks,
+            journal.run,
+            folder=None if journal.folder is None else journal.folder.place,
+            check=partial(journal.check_maker, take_over=config.take_over),
+            take_over=config.take_over,
+            member=member,
+        )
+        with contextlib.closing(_tried(config, take)) as lock:
+            yield lock
+
+
+def _tried(config: Any, work: Callable[[], Result]) -> Result:
+    """Do some work with the lock, as patiently as the settings say; those of a labelling do not."""
+    limit = getattr(config, "retry_for", None)
+    return work() if limit is None else patiently(limit, "the lock", work)
 
 
 def removed(output: str) -> PenstockError:
@@ -90,39 +112,30 @@ def removed(output: str) -> PenstockError:
 
 
 def _journal(job: Runnable, *, resume: bool) -> Journal:
+    assert job.run_dir is not None
     return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=resume)
 
 
-def locked(
-    journal: Journal, sinks: Sequence[Sink], take_over: bool, *, member: bool = False
-) -> OutputLock:
-    """The lock of the outputs, which is taken, or which a member of the run only reads."""
-    return OutputLock.take(
-        sinks,
-        journal.run,
-        folder=None if journal.folder is None else journal.folder.place,
-        check=partial(journal.check_maker, take_over=take_over),
-        take_over=take_over,
-        member=member,
-    )
-
-
-def _begin(job: Runnable, journal: Journal, lock: OutputLock, prepared: Prepared | None) -> None:
-    """Begin the run folder, and name the run in the lock as the maker of the outputs."""
-    say_unlocked(lock.lacking)
-    with system_errors(f"--run-dir {job.run_dir}"), saying_full():
+def begin(
+    journal: Journal,
+    lock: OutputLock,
+    config: Any,
+    facts: Mapping[str, Any],
+    prepared: Prepared | None,
+) -> None:
+    """Begin the run folder, and name the run in the lock as the maker of the outputs. ``facts`` are
+    what run.json says of the run."""
+    _say_unlocked(lock.lacking)
+    with system_errors(f"--run-dir {journal.folder}"), saying_full():
         journal.lock()
-        if isinstance(job.run_dir, str) and not lock.holds:
+        if journal.folder is not None and isinstance(journal.folder.place, str) and not lock.holds:
             why = "no output has a lock, which would guard it too"
-            journal.lacking.append(f"--run-dir {job.run_dir} has no lock: {why}")
-        say_unlocked(journal.lacking)
+            journal.lacking.append(f"--run-dir {journal.folder} has no lock: {why}")
+        _say_unlocked(journal.lacking)
         # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
-        facts = {"locked": not lock.lacking, **_facts(job, journal)}
-        journal.begin(facts, prepared=prepared)
-    patiently(job.config.retry_for, "the lock", lock.name)
-    if journal.before and journal.skipped < job.plan.num_blocks:
-        take_levels_away(job)
+        journal.begin({"locked": not lock.lacking, **facts}, prepared=prepared)
+    _tried(config, lock.name)
 
 
 def _facts(job: Runnable, journal: Journal) -> dict[str, Any]:
@@ -170,7 +183,7 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
-def say_unlocked(reasons: Sequence[str]) -> None:
+def _say_unlocked(reasons: Sequence[str]) -> None:
     """Warn of what has no lock."""
     for why in reasons:
         warnings.warn(f"{why}; make sure that nobody else writes it", RuntimeWarning, stacklevel=4)

@@ -36,9 +36,6 @@ class Part:
     box: Box
     """The voxels that it writes, z y x."""
 
-    def __str__(self) -> str:
-        return f"part {self.number} {self.box} of volume {self.volume}"
-
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -62,8 +59,6 @@ class Parts:
         return len(self.geometry.parts) * self.num_volumes
 
     def __getitem__(self, number: int) -> Part:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
         volume, index = divmod(number, len(self.geometry.parts))
         return Part(number, volume, index, self.geometry.parts[index])
 
