@@ -31,6 +31,8 @@ from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import append_csv as append_csv
 from .page import check_report as check_report
 from .page import write_report as write_report
+from .places import LOG_SUFFIXES as LOG_SUFFIXES
+from .places import TRACKER_SUFFIXES as TRACKER_SUFFIXES
 from .places import RecordPlace as RecordPlace
 from .places import beside_output as beside_output
 from .places import folders_below as folders_below

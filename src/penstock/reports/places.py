@@ -17,6 +17,9 @@ PlaceKind = Literal["ledger", "inference", "training", "kept"]
 """The kinds of places; ``kept`` is what another program wrote."""
 MOST_FOLDERS = 20_000
 """Folders that are searched for records. More are a mistake, such as a home."""
+LOG_SUFFIXES = (".out", ".out.gz", ".log", ".log.gz")
+TRACKER_SUFFIXES = (".db", ".zip")
+"""Ends of the names of logs of jobs, and of what trackers keep."""
 _STORES = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 """A folder with one of these holds an array, and no records."""
 
@@ -40,21 +43,37 @@ def places_of(named: Path) -> list[RecordPlace]:
     Raises:
         UsageError: There are no records at this path.
     """
-    if kind := kind_of_place(named):
-        return [RecordPlace(kind, named)]
-    if place := beside_output(named):
-        return [place]
+    ours = (place for place in places_at(named) if place.kind != "kept")
+    if places := sorted(ours, key=_before_what_it_made):
+        return places
     if named.suffix == ".penstock":
         raise UsageError(f"{named} is not a run folder of penstock infer: it has no run.json")
     if not named.is_dir() or named.suffix == ".ledger":
         return [RecordPlace("ledger", named)]  # its reader reports the fault
-    places = sorted(_below(named), key=_before_what_it_made)
-    if not places:
-        raise UsageError(
-            f"{named} holds neither records of a benchmark, nor the folder of a run or a training, "
-            "nor logs of jobs, nor what a tracker kept"
-        )
-    return places
+    raise UsageError(
+        f"{named} holds neither records of a benchmark, nor the folder of a run or a training, "
+        "nor logs of jobs, nor what a tracker kept"
+    )
+
+
+def places_at(named: Path) -> Iterator[RecordPlace]:
+    """The places at a path that a user named, and below it; no link is followed.
+
+    Raises `UsageError` if there are far too many folders below it.
+    """
+    if place := beside_output(named):
+        yield place
+    elif named.is_file():
+        ledger = named.name.endswith((".jsonl", ".jsonl.gz"))
+        yield RecordPlace("ledger" if ledger else "kept", named)
+    for path, kind, names in folders_below(named) if place is None else ():
+        if kind is not None:
+            yield RecordPlace(kind, path)
+        else:
+            files = (
+                path / name for name in names if name.endswith(LOG_SUFFIXES + TRACKER_SUFFIXES)
+            )
+            yield from (RecordPlace("kept", file) for file in files if not file.is_symlink())
 
 
 def beside_output(named: Path) -> RecordPlace | None:
@@ -110,11 +129,6 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[s
         inside = kind is not None or any(name in names for name in _STORES)
         folders[:] = [] if inside else sorted(n for n in folders if not n.startswith("."))
         yield Path(at), kind, sorted(names)
-
-
-def _below(folder: Path) -> Iterator[RecordPlace]:
-    """The places in a folder and the folders below it."""
-    return (RecordPlace(kind, path) for path, kind, *_ in folders_below(folder) if kind)
 
 
 def reports_of_places(places: Sequence[RecordPlace]) -> list[Report]:

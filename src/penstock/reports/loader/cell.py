@@ -89,11 +89,6 @@ class LoaderCell(Cell):
     def seconds(self) -> float | None:
         return self.time.value if self.time else None
 
-    def speed(self, quantity: str) -> float | None:
-        """Work of a batch over its seconds."""
-        work = self.work(quantity)
-        return work / self.seconds if work is not None and self.seconds else None
-
     @property
     def stored_speed(self) -> float | None:
         stored = self.per_launch("stored_bytes")
@@ -110,8 +105,8 @@ class LoaderCell(Cell):
             "seconds_per_batch": time.value,
             "low_seconds": time.low,
             "high_seconds": time.high,
-            "samples_per_sec": self.speed("samples"),
-            "decoded_mb_per_sec": scaled(self.speed("bytes"), 1 / MB),
+            "samples_per_sec": self.rate("samples"),
+            "decoded_mb_per_sec": scaled(self.rate("bytes"), 1 / MB),
             "stored_mb_per_sec": scaled(self.stored_speed, 1 / MB),
             "first_batch_s": self.first_s,
             **{f"wait_p{q}_s": self.wait(q / 100) for q in (50, 95, 99)},

@@ -147,7 +147,7 @@ class Ladder:
                     name,
                     RUNGS[name],
                     or_dash(cell.seconds),
-                    or_dash(scaled(cell.speed("bytes"), 1 / MB)),
+                    or_dash(scaled(cell.rate("bytes"), 1 / MB)),
                     percents_of(self.kept(name, below)) if below else "-",
                     str(cell.launches),
                 )
