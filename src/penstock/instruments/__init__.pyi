@@ -29,6 +29,7 @@ from .record import canonical as canonical
 from .record import case_key as case_key
 from .record import parse_record as parse_record
 from .sampler import MIB as MIB
+from .sampler import REFERENCE_SERIES as REFERENCE_SERIES
 from .sampler import Sampler as Sampler
 from .sampler import export_reference as export_reference
 from .sampler import read_rows as read_rows

@@ -19,39 +19,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, format_seconds, group_by, natural, plural
-from ...instruments import MIB, TelemetryRow, read_rows
+from ...instruments import MIB, REFERENCE_SERIES, TelemetryRow, read_rows
 from .chart import Axis, Figure, Panel, Series, rolling_mean, with_unit
-from .paper import save_under
 
 Values = NDArray[np.float64]
 
 
-def plot_metrics(
-    path: Path, out_prefix: str | Path, mean: bool = False, smooth: int = 1, replace: bool = False
-) -> list[Path]:
-    """Draw the metrics of a run to ``<out_prefix>_cpu.png``, ``_ram.png`` and so on.
+def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
+    """The figures of metrics, by the end of their file names.
 
     Args:
-        path: The rows of `penstock.instruments.Sampler`; a ``metrics.json`` as the seed has it; or
-            a log of ``nvidia-smi --query-gpu=... --format=csv``, whose columns timestamp, index,
-            name, memory.used and utilization.gpu are drawn. The first and one of the last two must
-            be there.
-        out_prefix: The path of the figures up to their names.
+        path: Rows of telemetry, the seed's ``metrics.json``, or the CSV of nvidia-smi with its
+            column timestamp, and memory.used or utilization.gpu.
         mean: Draw the mean of every line, too.
         smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
-        replace: Replace figures that Penstock did not write.
 
     Returns:
-        The files that were written.
+        The figures.
 
     Raises:
         UsageError: The file holds no metrics.
     """
-    return save_under(out_prefix, metrics_figures(path, mean, smooth), replace)
-
-
-def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
-    """The figures of `plot_metrics` by the end of their file names."""
     path = Path(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -194,18 +182,9 @@ def _reference_gauges(metrics: Any, path: Path) -> dict[str, Figure]:
     if not isinstance(metrics, dict) or not metrics.keys() & {"queue_monitor", "system_monitor"}:
         raise UsageError(f"{path} holds neither a queue_monitor nor a system_monitor")
     system = metrics.get("system_monitor") or {}
-    network = system.get("net_io_mbytes_sec", {})
-    disk = system.get("disk_io_mbytes_sec", {})
-    columns = {
-        "cpu_percent": (system.get("cpu_percent"), 1),
-        "rss_bytes": (system.get("ram_rss_mb"), MIB),
-        "net_sent_bytes_per_s": (network.get("sent"), MIB),
-        "net_recv_bytes_per_s": (network.get("recv"), MIB),
-        "machine_read_bytes_per_s": (disk.get("read"), MIB),
-        "machine_write_bytes_per_s": (disk.get("write"), MIB),
-    }
     rows = [{**_EMPTY_ROW, "t": t} for t in system.get("t_rel_s", [])]
-    for name, (values, unit) in columns.items():
+    for key, part, name, unit in REFERENCE_SERIES:
+        values = system.get(key) if part is None else system.get(key, {}).get(part)
         if values and len(values) != len(rows):
             raise UsageError(f"{path} holds {len(values)} values of {name} for {len(rows)} times")
         for row, value in zip(rows, values or [], strict=False):

@@ -61,7 +61,16 @@ def save_figures(figures: Mapping[Path, Figure], replace: bool = False) -> list[
 def save_under(
     out_prefix: str | Path, figures: Mapping[str, Figure], replace: bool = False
 ) -> list[Path]:
-    """Write each figure to ``<out_prefix>_<name>.png``, or ``<out_prefix>.png`` without a name."""
+    """Write each figure to ``<out_prefix>_<name>.png``, or ``<out_prefix>.png`` without a name.
+
+    Args:
+        out_prefix: The path of the figures up to their names.
+        figures: The figures by name.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+    """
     prefix = Path(out_prefix)
     stems = {name: "_".join(filter(None, (prefix.name, name))) for name in figures}
     return save_figures({prefix.with_name(f"{stems[n]}.png"): figures[n] for n in stems}, replace)
