@@ -135,7 +135,7 @@ def test_what_is_not_known_is_not_claimed() -> None:
     assert chosen(unmeasured)["latency"] == ("256", 1)
     assert unmeasured.lines[0].endswith("so nothing is said of the margin.")
     unbounded = recommend(sized(TIMES, environment={"machine_key": "here", "gpus": None}))
-    assert unbounded.lines[0].endswith("604 MiB, of a memory whose size is not known.")
+    assert unbounded.lines[0].endswith("302 MiB, of a memory whose size is not known.")
 
 
 def test_nothing_fits_and_nothing_ran() -> None:

@@ -81,6 +81,7 @@ from .errors import absent as absent
 from .errors import describe as describe
 from .errors import missing as missing
 from .errors import require as require
+from .errors import well_formed as well_formed
 from .errors import where_in_users_code as where_in_users_code
 from .extensions import blaming as blaming
 from .extensions import extension_names as extension_names

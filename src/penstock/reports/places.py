@@ -5,11 +5,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..base import ARGS, RESULTS, RUN_FILE, STEPS, SUITE_LEDGER, UsageError, describe, plural
+from ..base import (
+    ARGS,
+    RESULTS,
+    RUN_FILE,
+    STEPS,
+    SUITE_LEDGER,
+    UsageError,
+    plural,
+    well_formed,
+)
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
 
@@ -166,16 +175,9 @@ def joined(reports: Sequence[Report], title: str) -> Report:
     )
 
 
-@contextmanager
-def reading(place: RecordPlace) -> Iterator[None]:
+def reading(place: RecordPlace) -> AbstractContextManager[None]:
     """Raise `UsageError` if the files of a place are not as Penstock left them."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{type(error).__name__}: {describe(error)}"
-        raise UsageError(f"{place.path} is not what Penstock left there ({what})") from error
+    return well_formed(f"{place.path} is not what Penstock left there")
 
 
 def _report_of(place: RecordPlace) -> Report:

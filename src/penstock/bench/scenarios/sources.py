@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from ...base import UsageError
+from ...base import UsageError, well_formed
 from ...data import CHECKS, DOCUMENT, Packed, PackedArray, open_dataset, parse_document
 from ...instruments import drop_pages, process_tree, residency, warm_pages
 from ...loading import Order, cut_of, open_dataset_or_array
@@ -204,11 +204,9 @@ def _fetch_documents(url: str, folder: Path) -> None:
     where = f"DATA {url}"
     with explained_errors(where):
         described = parse_document(document, where)
-    try:
+    with well_formed(f"{where}: what describes it is malformed"):
         paths = [str(entry["path"]) for entry in described["arrays"].values()]
         keys = [str(described["ids"]), CHECKS]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{where}: what describes it is malformed: {error!r}") from error
     for key in keys + [f"{path}/{name}" for path in paths for name in (".zarray", "zarr.json")]:
         fetch(key)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, parsed_json
+from ...base import UsageError, parsed_json, well_formed
 from ..stores.ome_levels import array_below
 
 FORMAT, VERSION = "penstock-packed", 1
@@ -188,21 +188,16 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
         raise UsageError(f"{where}: no packed data set: there is no {DOCUMENT}")
     document = read_document(root / DOCUMENT, where)
     try:
-        ids = np.load(root / document["ids"])
-        arrays = {
-            key: open_packed_array(root, key, entry, where)
-            for key, entry in document["arrays"].items()
-        }
-        with np.load(root / CHECKS) as saved:
-            checks = {key: saved[key] for key in arrays}
+        with well_formed(f"{where}: its metadata is malformed"):
+            ids = np.load(root / document["ids"])
+            arrays = {
+                key: open_packed_array(root, key, entry, where)
+                for key, entry in document["arrays"].items()
+            }
+            with np.load(root / CHECKS) as saved:
+                checks = {key: saved[key] for key in arrays}
     except OSError as error:
         raise UsageError(f"{where}: {error.filename}: {error.strerror}") from error
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise (
-            error
-            if isinstance(error, UsageError)
-            else UsageError(f"{where}: its metadata is malformed: {error!r}")
-        ) from error
     lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
     lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
     lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}

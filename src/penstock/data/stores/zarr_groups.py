@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, parsed_json, scrub
+from ...base import UsageError, parsed_json, scrub, well_formed
 from .cf_packing import NAMES, number_of, packing_of
 from .ome_levels import Level, array_below, described, image_of
 from .protocols import SeveralArrays, in_words, listed
@@ -90,17 +89,17 @@ class Group:
 
     def image(self, series: int | None = None) -> Mapping[str, Any]:
         """The image, as its ``multiscales`` describe it: the only one, or that of ``series``."""
-        with _well_formed(self.where):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             return image_of(self.ome, series, self.where)
 
     def level(self, number: int, series: int | None = None) -> Level:
         """One level of an image."""
-        with _well_formed(self.where):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             return described(self.ome, number, self.where, series)
 
     def level_called(self, name: str) -> Level | None:
         """The level of an image whose array has a name below the group; None if it is none."""
-        with _well_formed(self.where):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             for series, image in enumerate(self.ome.get("multiscales", ())):
                 for number, dataset in enumerate(image["datasets"]):
                     if str(dataset["path"]).strip("/") == name:
@@ -127,7 +126,7 @@ class Group:
         """
         if any(map(_shape, map(self.json, _MARKERS))):
             return
-        with _well_formed(self.where):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             said = _choices(self) or _arrays(self, folder)
         if said is None:
             return
@@ -142,17 +141,6 @@ class Group:
             f"{joined(self.where, paths[0])}",
             [(joined(place, path), more) for path, (_, more) in zip(paths, names, strict=True)],
         )
-
-
-@contextmanager
-def _well_formed(where: str) -> Iterator[None]:
-    """A context in which metadata that lacks members, or has others, is a `UsageError`."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{where}: its metadata is malformed: {error!r}") from error
 
 
 def joined(place: str, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError
+from ...base import UsageError, well_formed
 from ...data import DOCUMENT, first_level_of, parse_document, read_document
 from ..fields import Field, PatchGrid
 
@@ -57,13 +57,11 @@ def locate(data: Any) -> dict[str, Location]:
         packed = read_document(file, url) if file.is_file() else None
     if packed is None:
         return {"data": Location(first_level_of(url))}
-    try:
+    with well_formed(f"{url}: its metadata is malformed"):
         return {
             name: Location(f"{url}/{entry['path']}", tuple(entry.get("axes", ())))
             for name, entry in packed["arrays"].items()
         }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{url}: its metadata is malformed: {error!r}") from error
 
 
 @dataclass(frozen=True)
