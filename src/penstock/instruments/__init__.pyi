@@ -55,7 +55,6 @@ from .stats.intervals import mad as mad
 from .stats.intervals import median_interval as median_interval
 from .stats.intervals import own_noise as own_noise
 from .stats.intervals import permutation_test as permutation_test
-from .stats.intervals import quantile as quantile
 from .stats.intervals import relabellings as relabellings
 from .stats.intervals import resampled as resampled
 from .stats.intervals import resampled_ratio as resampled_ratio

@@ -1,4 +1,4 @@
-"""Quantiles; confidence intervals of medians, of means, and of ratios of launches; tests whether a
+"""Confidence intervals of medians, of means, and of ratios of launches; tests whether a
 difference is real."""
 
 from __future__ import annotations
@@ -37,19 +37,6 @@ class Interval:
         return (
             self.low is not None and self.high is not None and not (self.low <= value <= self.high)
         )
-
-
-def quantile(samples: ArrayLike, q: float) -> float:
-    """A quantile, interpolated.
-
-    Args:
-        samples: numbers, of any shape.
-        q: 0 for the least, 0.5 for the median, 1 for the greatest.
-
-    Returns:
-        The quantile.
-    """
-    return float(np.quantile(np.asarray(samples, np.float64), q))
 
 
 def mad(samples: ArrayLike) -> float:
@@ -98,7 +85,7 @@ def median_interval(samples: ArrayLike, confidence: float = CONFIDENCE) -> Inter
     values = np.sort(np.asarray(samples, np.float64))
     rank = outer_rank(len(values), confidence)
     low, high = (None, None) if rank is None else (float(values[rank]), float(values[-1 - rank]))
-    return Interval(quantile(values, 0.5), low, high, len(values))
+    return Interval(float(np.median(values)), low, high, len(values))
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...instruments import Interval, Record, quantile
+from ...instruments import Interval, Record
 from ...loading import CONTENDERS
 from ..cell import Cell, middle
 from ..table import Columns, scaled
@@ -75,7 +75,7 @@ class LoaderCell(Cell):
         return np.concatenate([np.empty(0), *self._waits])
 
     def wait(self, q: float) -> float | None:
-        return quantile(self.waits, q) if len(self.waits) else None
+        return float(np.quantile(self.waits, q)) if len(self.waits) else None
 
     def per_launch(self, name: str) -> float | None:
         """The median over launches of one of their facts."""
