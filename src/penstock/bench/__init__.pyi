@@ -26,7 +26,6 @@ from .launch.request import series_rules as series_rules
 from .launch.supervisor import run_launch as run_launch
 from .launch.sweep import LAUNCHES as LAUNCHES
 from .launch.sweep import SweepStep as SweepStep
-from .launch.sweep import launches_of as launches_of
 from .launch.sweep import run_sweep as run_sweep
 from .limits import budget_note as budget_note
 from .limits import model_limits as model_limits
