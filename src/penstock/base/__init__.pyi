@@ -1,3 +1,4 @@
+from .caller import BATCH_SIGNALS as BATCH_SIGNALS
 from .caller import caller_kept as caller_kept
 from .caller import cuda_flags_kept as cuda_flags_kept
 from .caller import environment_kept as environment_kept
@@ -134,7 +135,6 @@ from .run_names import TRACEBACK_FILE as TRACEBACK_FILE
 from .run_names import keep_traceback_in as keep_traceback_in
 from .run_names import traceback_of as traceback_of
 from .safe_text import SafeStream as SafeStream
-from .safe_text import for_code_block as for_code_block
 from .safe_text import for_markdown as for_markdown
 from .safe_text import for_terminal as for_terminal
 from .safe_text import from_cell as from_cell

@@ -23,7 +23,6 @@ from .. import __version__
 from ..base import (
     ARGS,
     PICTURES,
-    RESULTS,
     STEPS,
     TRAIN_KNOBS,
     Labels,
@@ -81,7 +80,7 @@ class RunReport:
             "torch": torch.__version__,
             "launch": self._job,
         }
-        self._write(ARGS, args)
+        self.write(ARGS, args)
         self._fabric.barrier()
 
     def facts(self) -> dict[str, Any]:
@@ -142,10 +141,6 @@ class RunReport:
             "resumed_at_steps": self._state.resumed,
         }
 
-    def write_results(self, results: Mapping[str, Any]) -> None:
-        """Write the document that `results` returned."""
-        self._write(RESULTS, results)
-
     def write_pictures(self, pictures: Callable[[], Mapping[str, NDArray[Any]]] | None) -> None:
         """Write outputs of the model for some samples, if the workload shows any."""
         if pictures is not None and self._fabric.is_global_zero:
@@ -153,7 +148,8 @@ class RunReport:
             with replacing(self._config.output_dir / PICTURES) as draft, draft.open("wb") as file:
                 np.savez_compressed(file, **arrays)
 
-    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+    def write(self, name: str, document: Mapping[str, Any]) -> None:
+        """Write a document of the run into its folder."""
         if self._fabric.is_global_zero:
             write_json(self._config.output_dir / name, scrubbed(document))
 

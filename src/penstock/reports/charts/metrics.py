@@ -10,7 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, 
         ],
         "what reached a disk",
     )
-    readings = [_GpuReading(row["t"], **gpu) for row in rows for gpu in row["gpus"] or []]
+    readings = [{"t": row["t"], **gpu} for row in rows for gpu in row["gpus"] or []]
     return _drawn(gauges) | _gpu_gauges(readings)
 
 
@@ -218,15 +218,6 @@ def _gauge(name: str, most: int | None, line: Series) -> Figure | None:
     return gauge(f"Queue {name}", Axis("Items in queue", whole=True), [line], limits=limits)
 
 
-@dataclass(frozen=True)
-class _GpuReading:
-    t: float
-    index: str
-    name: str
-    util_percent: float | None
-    memory_bytes: float | None
-
-
 def _gpu_csv_gauges(text: str, path: Path) -> dict[str, Figure]:
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n") and not lines[-1].rstrip().endswith(("iB", "%", "]")):
@@ -248,13 +239,13 @@ def _gpu_csv_gauges(text: str, path: Path) -> dict[str, Figure]:
         row = dict(zip(names, cells, strict=True))
         memory = _quantity(row.get("memory.used", ""))
         readings.append(
-            _GpuReading(
-                (when - first).total_seconds(),
-                row.get("index", "0"),
-                row.get("name", ""),
-                _quantity(row.get("utilization.gpu", "")),
-                None if memory is None else memory * MIB,
-            )
+            {
+                "t": (when - first).total_seconds(),
+                "index": row.get("index", "0"),
+                "name": row.get("name", ""),
+                "util_percent": _quantity(row.get("utilization.gpu", "")),
+                "memory_bytes": None if memory is None else memory * MIB,
+            }
         )
     return _gpu_gauges(readings, f"{plural(unread, 'line')} unreadable" if unread else "")
 
@@ -272,15 +263,16 @@ def _quantity(text: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Figure]:
-    gpus = group_by(readings, lambda reading: f"GPU {reading.index} {reading.name}".strip())
+def _gpu_gauges(readings: Sequence[TelemetryRow], note: str = "") -> dict[str, Figure]:
+    """The gauges of readings of GPUs, each with its time."""
+    gpus = group_by(readings, lambda reading: "GPU {index} {name}".format(**reading).strip())
 
     def lines(key: str) -> list[Series]:
         return [
             Series(
                 label,
-                _numbers(reading.t for reading in of_gpu),
-                _numbers(getattr(reading, key) for reading in of_gpu),
+                _numbers(reading["t"] for reading in of_gpu),
+                _numbers(reading[key] for reading in of_gpu),
                 colour=colour,
             )
             for colour, (label, of_gpu) in enumerate(
