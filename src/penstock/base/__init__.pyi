@@ -105,6 +105,7 @@ from .files import replacing as replacing
 from .files import store_around as store_around
 from .files import system_errors as system_errors
 from .files import write_json as write_json
+from .groups import flattened as flattened
 from .groups import group_by as group_by
 from .groups import natural as natural
 from .groups import number_ranges as number_ranges

@@ -28,6 +28,7 @@ from ..base import (
     Labels,
     TrainConfig,
     default_name,
+    flattened,
     read_json,
     replacing,
     run_labels,
@@ -212,28 +213,17 @@ _SILENT = frozenset(
 """The knobs that change neither the trained weights nor the speed."""
 
 
-def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
+def flat(value: Mapping[str, Any]) -> dict[str, str]:
     """Nested settings as texts by dotted names, without those that are None.
-
-    Args:
-        value: The settings.
-        before: A prefix of each name.
-
-    Returns:
-        The texts.
 
     >>> flat({"launch": {"job_id": "7", "hosts": ["a", "b"]}, "git": None})
     {'launch.job_id': '7', 'launch.hosts': 'a b'}
     """
-    texts: dict[str, str] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            texts |= flat(item, f"{before}{key}.")
-        elif isinstance(item, list | tuple):
-            texts[before + key] = " ".join(map(str, item))
-        elif item is not None:
-            texts[before + key] = str(item)
-    return texts
+    return {
+        name: " ".join(map(str, item)) if isinstance(item, list | tuple) else str(item)
+        for name, item in flattened(value)
+        if item is not None
+    }
 
 
 _COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for phase in PHASES))
