@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -128,10 +128,10 @@ def _parts(line: Series, unit: str, mean: bool, smooth: int) -> list[Series]:
 
 def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, Figure]:
     """The gauges of the rows of one process, by the end of their file names; those with a value."""
-    t = _numbers(row["t"] for row in rows)
+    t = np.array([row["t"] for row in rows], np.float64)
 
     def line(label: str, key: str, colour: int = 0, dashes: int = 0) -> Series:
-        y = _numbers(row[key] for row in rows)
+        y = np.array([row[key] for row in rows], np.float64)
         return Series(label, t, y, colour=colour, dashes=dashes)
 
     cores = header["cpu_count"]
@@ -151,7 +151,7 @@ def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, 
     }
     queues = header["queues"]
     for name in dict.fromkeys([*queues, *(name for row in rows for name in row["gauges"])]):
-        values = _numbers(row["gauges"].get(name) for row in rows)
+        values = np.array([row["gauges"].get(name) for row in rows], np.float64)
         gauges[_file_part(name)] = _gauge(name, queues.get(name), Series(name, t, values))
     gauges["net_io"] = gauge(
         "Network",
@@ -192,7 +192,9 @@ def _reference_gauges(metrics: Any, path: Path) -> dict[str, Figure]:
     gauges: dict[str, Figure | None] = {**row_gauges({"cpu_count": None, "queues": {}}, rows)}
     for name, queue in (metrics.get("queue_monitor") or {}).get("queues", {}).items():
         samples = queue.get("samples", [])
-        times, sizes = (_numbers(s[key] for s in samples) for key in ("t_rel_s", "size"))
+        times, sizes = (
+            np.array([[s["t_rel_s"], s["size"]] for s in samples], float).reshape(-1, 2).T
+        )
         gauges[_file_part(name)] = _gauge(
             name, queue.get("max_size", 0), Series(name, times, sizes)
         )
@@ -271,8 +273,8 @@ def _gpu_gauges(readings: Sequence[TelemetryRow], note: str = "") -> dict[str, F
         return [
             Series(
                 label,
-                _numbers(reading["t"] for reading in of_gpu),
-                _numbers(reading[key] for reading in of_gpu),
+                [reading["t"] for reading in of_gpu],
+                np.array([reading[key] for reading in of_gpu], np.float64),
                 colour=colour,
             )
             for colour, (label, of_gpu) in enumerate(
@@ -290,10 +292,6 @@ def _gpu_gauges(readings: Sequence[TelemetryRow], note: str = "") -> dict[str, F
 
 def _file_part(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name)
-
-
-def _numbers(values: Iterable[float | None]) -> Values:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def _sparse(line: Series) -> Series:

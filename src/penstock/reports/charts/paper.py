@@ -175,7 +175,7 @@ def _draw_series(axis: Any, series: Series, x_scale: float, y_scale: float) -> N
     colour, label = _colour(series.colour), clipped_text(series.label)
     label = f"_{label}" if series.silent or not label else label
     x, y, low, high, base = (
-        np.array([np.nan if value is None else value for value in values], np.float64)
+        np.array(values, np.float64)  # None becomes NaN
         for values in (series.x, series.y, series.low, series.high, series.base)
     )
     x, y, low, high, base = x / x_scale, y / y_scale, low / y_scale, high / y_scale, base / y_scale
