@@ -192,12 +192,8 @@ def _reference_gauges(metrics: Any, path: Path) -> dict[str, Figure]:
     gauges: dict[str, Figure | None] = {**row_gauges({"cpu_count": None, "queues": {}}, rows)}
     for name, queue in (metrics.get("queue_monitor") or {}).get("queues", {}).items():
         samples = queue.get("samples", [])
-        times, sizes = (
-            np.array([[s["t_rel_s"], s["size"]] for s in samples], float).reshape(-1, 2).T
-        )
-        gauges[_file_part(name)] = _gauge(
-            name, queue.get("max_size", 0), Series(name, times, sizes)
-        )
+        line = Series(name, [s["t_rel_s"] for s in samples], [s["size"] for s in samples])
+        gauges[_file_part(name)] = _gauge(name, queue.get("max_size", 0), line)
     return _drawn(gauges)
 
 
