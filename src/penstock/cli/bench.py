@@ -35,6 +35,7 @@ from ..base import (
 from ..bench import (
     LAUNCHES,
     Case,
+    Facts,
     Launcher,
     ask_worker,
     budget_note,
@@ -80,8 +81,6 @@ from .benchmarks import (
 )
 from .drawing import figures_of
 from .progress import say
-
-Facts = dict[str, Any]
 
 KINDS = {
     "model": "a model's memory and throughput over tile size and batch size",

@@ -45,6 +45,7 @@ from .spans import bottleneck as bottleneck
 from .spans import peak_of_ranks as peak_of_ranks
 from .spans import phases_of_ranks as phases_of_ranks
 from .stats.intervals import CONFIDENCE as CONFIDENCE
+from .stats.intervals import DRAWS as DRAWS
 from .stats.intervals import Interval as Interval
 from .stats.intervals import Resampled as Resampled
 from .stats.intervals import benjamini_hochberg as benjamini_hochberg

@@ -61,15 +61,12 @@ class RunReport:
         self._stepper, self._state, self._checkpoints = stepper, state, checkpoints
         self._global_batch = global_batch
         self._job = job_facts(gather(host_name(), fabric.world_size))
-        self.labels = fabric.broadcast(self._labels())
+        before = config.output_dir / ARGS
+        resumed = read_json(before) if config.resume and before.is_file() else None
+        kind = kind_of_run(name, fabric.world_size, fabric.device.type)
+        self.labels = fabric.broadcast(run_labels(config, default_name(*kind), resumed))
         """The name and the tags of the run, the same on every rank."""
         self._made_on = machine_and_commit() if fabric.is_global_zero else {}
-
-    def _labels(self) -> dict[str, Any]:
-        before = self._config.output_dir / ARGS
-        resumed = read_json(before) if self._config.resume and before.is_file() else None
-        kind = kind_of_run(self._name, self._fabric.world_size, self._fabric.device.type)
-        return run_labels(self._config, default_name(*kind), resumed)
 
     def write_args(self) -> None:
         """Write the arguments before all other files, to show which run those belong to."""

@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...base import UsageError, format_seconds, group_by, natural, plural
 from ...instruments import MIB, REFERENCE_SERIES, TelemetryRow, read_rows
 from .chart import Axis, Figure, Panel, Series, rolling_mean, with_unit
-
-Values = NDArray[np.float64]
 
 
 def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
