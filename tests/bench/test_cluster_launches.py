@@ -126,18 +126,19 @@ def test_the_client_keeps_what_workers_bring(
     ]
     with threads_of_this_process() as address:
         config = build(BenchModelConfig, {"cluster": address})
-        with launcher_of(config, [tmp_path]) as run:
+        ledger = Ledger(tmp_path / "ledger")
+        with launcher_of(config, [tmp_path], ledger) as run:
             brought = {launch.order: record for launch, record in run(launches)}
             assert run._kind == on_cluster.kind_of(brought[0].environment), "of the first"
         with (
-            launcher_of(config, [tmp_path / "none"]) as run,
+            launcher_of(config, [tmp_path / "none"], ledger) as run,
             pytest.raises(UsageError, match=rf"does not see {tmp_path}/none"),
         ):
             list(run(launches[:1]))
         first = brought[0].environment
         unlike = first | {"limits": {**first["limits"], "affinity": 99}}
         with (
-            launcher_of(config, [tmp_path]) as run,
+            launcher_of(config, [tmp_path], ledger) as run,
             pytest.raises(UsageError, match="is not like the first"),
         ):
             run.like([brought[0].model_copy(update={"environment": unlike})])

@@ -72,7 +72,7 @@ class TestBadInput:
             (lambda d: {"driver": "zarr", "path": 3}, "--in-spec: "),
             (lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a"}, r"\.zarray.*not exist$"),
             (lambda d: odd_image(d, translation="a"), "metadata is malformed: ValueError"),
-            (bad_multiscales, "metadata is malformed: KeyError\\('datasets'\\)"),
+            (bad_multiscales, "metadata is malformed: KeyError: 'datasets'"),
             (lambda d: leads_out(d, "../secret"), r"names '../secret', which"),
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),

@@ -37,9 +37,8 @@ def test_ranks_are_the_tightest_that_the_binomial_allows(n: int, confidence: flo
     assert interval.high == n + 1 - interval.low, "it is symmetric"
 
 
-def test_quantile_and_mad() -> None:
+def test_mad() -> None:
     values = [4.0, 1.0, 2.0, 10.0, 3.0]
-    assert intervals.quantile(values, 0.25) == 2
     assert intervals.mad(values) == 1
 
 
@@ -178,7 +177,7 @@ def test_the_interval_of_a_ratio_covers_it(n: int, times: int) -> None:
     hits = 0
     for _ in range(times):
         ratio = intervals.hierarchical_bootstrap_ratio(
-            launches(rng, n), launches(rng, n, level=1.5), 500, rng
+            launches(rng, n), launches(rng, n, level=1.5), rng, 500
         )
         hits += not ratio.excludes(1.5)
     assert hits >= 0.93 * times
@@ -188,7 +187,7 @@ def test_a_ratio_of_unequal_launches() -> None:
     rng = np.random.default_rng(0)
     a = [*launches(rng, 3, 20), *launches(rng, 2, 33)]
     b = launches(rng, 4, 5, level=2.0)
-    ratio = intervals.hierarchical_bootstrap_ratio(a, b, 1000, rng)
+    ratio = intervals.hierarchical_bootstrap_ratio(a, b, rng, 1000)
     medians = [np.median([np.median(launch) for launch in side]) for side in (a, b)]
     assert ratio.value == pytest.approx(medians[1] / medians[0])
     assert ratio.low is not None and ratio.high is not None
@@ -198,7 +197,7 @@ def test_a_ratio_of_unequal_launches() -> None:
 
 def test_one_launch_has_no_interval() -> None:
     rng = np.random.default_rng(0)
-    ratio = intervals.hierarchical_bootstrap_ratio([[1.0, 1.0]], [[2.0], [2.0]], 100, rng)
+    ratio = intervals.hierarchical_bootstrap_ratio([[1.0, 1.0]], [[2.0], [2.0]], rng, 100)
     assert ratio == Interval(2.0, None, None, 1)
 
 

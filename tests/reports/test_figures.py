@@ -28,8 +28,8 @@ from penstock.reports.charts.chart import (
     rolling_mean,
     scale_of,
 )
-from penstock.reports.charts.metrics import metrics_figures, plot_metrics
-from penstock.reports.charts.paper import draw
+from penstock.reports.charts.metrics import metrics_figures
+from penstock.reports.charts.paper import draw, save_under
 
 from .drawn import known, series_of, y_of
 from .kit import GPU_CSV
@@ -207,7 +207,8 @@ def test_one_column_is_enough(tmp_path: Path) -> None:
     figures = metrics_figures(tmp_path / "gpu.csv")
     assert [*figures] == ["gpu_util"]
     assert y_of(figures["gpu_util"], "GPU 0") == [40]
-    (out,) = plot_metrics(tmp_path / "gpu.csv", tmp_path / "gpu_plot", mean=True, smooth=2)
+    figures = metrics_figures(tmp_path / "gpu.csv", mean=True, smooth=2)
+    (out,) = save_under(tmp_path / "gpu_plot", figures)
     assert out.name == "gpu_plot_gpu_util.png" and out.read_bytes()[:4] == b"\x89PNG"
 
 

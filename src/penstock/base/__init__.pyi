@@ -1,3 +1,4 @@
+from .caller import BATCH_SIGNALS as BATCH_SIGNALS
 from .caller import caller_kept as caller_kept
 from .caller import cuda_flags_kept as cuda_flags_kept
 from .caller import environment_kept as environment_kept
@@ -81,6 +82,7 @@ from .errors import absent as absent
 from .errors import describe as describe
 from .errors import missing as missing
 from .errors import require as require
+from .errors import well_formed as well_formed
 from .errors import where_in_users_code as where_in_users_code
 from .extensions import blaming as blaming
 from .extensions import extension_names as extension_names
@@ -103,8 +105,8 @@ from .files import read_json as read_json
 from .files import replacing as replacing
 from .files import store_around as store_around
 from .files import system_errors as system_errors
-from .files import well_formed as well_formed
 from .files import write_json as write_json
+from .groups import flattened as flattened
 from .groups import group_by as group_by
 from .groups import natural as natural
 from .groups import number_ranges as number_ranges
@@ -135,7 +137,6 @@ from .run_names import TRACEBACK_FILE as TRACEBACK_FILE
 from .run_names import keep_traceback_in as keep_traceback_in
 from .run_names import traceback_of as traceback_of
 from .safe_text import SafeStream as SafeStream
-from .safe_text import for_code_block as for_code_block
 from .safe_text import for_markdown as for_markdown
 from .safe_text import for_terminal as for_terminal
 from .safe_text import from_cell as from_cell

@@ -175,6 +175,13 @@ def caller_kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cudas)
 
 
+BATCH_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
+"""Signals with which a batch system says, perhaps several times, that a job's time is up, or nearly
+up; Windows has no SIGUSR1."""
+
+
 @contextlib.contextmanager
 def signals_handled(handlers: Mapping[int, object]) -> Iterator[None]:
     """Set handlers of signals, and restore the ones before at the end."""

@@ -22,7 +22,8 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 
 DISTRIBUTION = "penstock-dl"
@@ -121,6 +122,27 @@ def describe(error: BaseException) -> str:
     message = error.with_flags if isinstance(error, PenstockError) else str(error)
     lines = message.strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def well_formed(what: str, *others: type[Exception]) -> Iterator[None]:
+    """A context in which content that lacks members, or has others, is a `UsageError`.
+
+    Args:
+        what: The sentence without the reason.
+        others: Further errors that a reader of the content raises.
+
+    Raises:
+        UsageError: The content is not as its reader takes it.
+    """
+    usual = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+    wrong: tuple[type[Exception], ...] = (*usual, *others)
+    try:
+        yield
+    except UsageError:
+        raise
+    except wrong as error:
+        raise UsageError(f"{what}: {type(error).__name__}: {describe(error)}") from error
 
 
 _NOT_THE_USERS = frozenset({"penstock", "torch", "numpy"})

@@ -348,27 +348,6 @@ def system_errors(what: str) -> Iterator[None]:
         raise UsageError(f"{what}: {error.strerror}") from error
 
 
-@contextmanager
-def well_formed(what: str) -> Iterator[None]:
-    """Turn what a document raises that lacks members, or has others, into a `UsageError`.
-
-    Args:
-        what: The beginning of the message, such as ``IN a.zarr: its metadata``.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UsageError: The document is malformed; the message ends with what was raised.
-    """
-    try:
-        yield
-    except UsageError:
-        raise
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{what} is malformed: {error!r}") from error
-
-
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None

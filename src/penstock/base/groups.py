@@ -1,10 +1,10 @@
-"""Items in groups, by a key."""
+"""Items in groups, in ranges and in order; nested mappings as flat ones."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -51,3 +51,23 @@ def natural(text: str) -> list[str | int]:
     ['z2', 'z10']
     """
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+
+
+def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings, by dotted names.
+
+    Args:
+        document: The mapping.
+        before: A prefix of each name.
+
+    Yields:
+        A name and its value.
+
+    >>> dict(flattened({"launch": {"job_id": "7", "hosts": ["a", "b"]}, "git": None}))
+    {'launch.job_id': '7', 'launch.hosts': ['a', 'b'], 'git': None}
+    """
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value

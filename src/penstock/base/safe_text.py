@@ -44,11 +44,6 @@ def for_markdown(text: str) -> str:
     return text.replace("|", r"\|").replace("](", r"]\(")
 
 
-def for_code_block(text: str) -> str:
-    """A line that cannot end the fence of a Markdown code block."""
-    return for_terminal(text).replace("```", "'''")
-
-
 def to_cell(value: Any) -> Any:
     """A cell of a CSV that no spreadsheet takes for a formula; `from_cell` gives back the text.
 

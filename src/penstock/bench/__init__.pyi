@@ -7,6 +7,7 @@ from .cases.infer_cases import patch_cases as patch_cases
 from .cases.loader_cases import checked_loader_cases as checked_loader_cases
 from .cases.loader_cases import ladder_cases as ladder_cases
 from .cases.loader_cases import loader_cases as loader_cases
+from .cases.model import Facts as Facts
 from .cases.model import case_namer as case_namer
 from .cases.model import check_budget as check_budget
 from .cases.model import check_same_work as check_same_work
@@ -26,7 +27,6 @@ from .launch.request import series_rules as series_rules
 from .launch.supervisor import run_launch as run_launch
 from .launch.sweep import LAUNCHES as LAUNCHES
 from .launch.sweep import SweepStep as SweepStep
-from .launch.sweep import launches_of as launches_of
 from .launch.sweep import run_sweep as run_sweep
 from .limits import budget_note as budget_note
 from .limits import model_limits as model_limits

@@ -20,7 +20,17 @@ from importlib import import_module
 from pathlib import Path
 
 from .. import __version__
-from ..base import PenstockError, SafeStream, Undecided, absent, describe, where_in_users_code
+from ..base import (
+    BATCH_SIGNALS,
+    PenstockError,
+    SafeStream,
+    Undecided,
+    absent,
+    describe,
+    environment_kept,
+    signals_handled,
+    where_in_users_code,
+)
 from .verb_parser import VerbParser
 
 VERBS = {
@@ -70,10 +80,6 @@ AGAIN = {
 }
 """The words after "interrupted" that say how to continue, by verb."""
 _TRACED = "PENSTOCK_TRACEBACK"
-_BATCH_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)
-"""Signals that a batch system sends, perhaps several times, to a job that it ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,15 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed, 2 usage or refused, 3 incomplete, 4 not comparable.
     """
-    before = {number: signal.getsignal(number) for number in _BATCH_SIGNALS}
-    traced = os.environ.get(_TRACED)
-    try:
+    handlers = {number: signal.getsignal(number) for number in BATCH_SIGNALS}
+    with environment_kept(), signals_handled(handlers):
         return _run_safely(argv)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if traced is None:
-            os.environ.pop(_TRACED, None)
 
 
 def _run_safely(argv: Sequence[str] | None) -> int:
@@ -142,7 +142,7 @@ def _main(argv: Sequence[str] | None) -> int:
         try:
             return args.run(args)
         finally:  # a further signal must not change the last lines or the exit code
-            for number in _BATCH_SIGNALS:
+            for number in BATCH_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
     except PenstockError as error:
         _trace(error)

@@ -33,7 +33,9 @@ from ..base import (
     plural,
 )
 from ..bench import (
+    LAUNCHES,
     Case,
+    Facts,
     Launcher,
     ask_worker,
     budget_note,
@@ -44,7 +46,6 @@ from ..bench import (
     checked_model_cases,
     lacks_package,
     ladder_cases,
-    launches_of,
     loader_cases,
     model_cases,
     model_limits,
@@ -80,8 +81,6 @@ from .benchmarks import (
 )
 from .drawing import figures_of
 from .progress import say
-
-Facts = dict[str, Any]
 
 KINDS = {
     "model": "a model's memory and throughput over tile size and batch size",
@@ -147,8 +146,7 @@ def _model(args: argparse.Namespace) -> int:
             "--find-limit chooses each trial after the one before, so it cannot use --cluster; "
             "penstock slurm submit runs it on a node"
         )
-    old = ledger if config.resume else None
-    with launcher_of(config, read[:-1], config.device, old) as launcher:
+    with launcher_of(config, read[:-1], ledger, config.device) as launcher:
         cases, facts, here = checked_model_cases(cases, config.timeout, launcher)
         if config.budget is not None:
             check_budget(config.budget, cases, facts)
@@ -168,7 +166,7 @@ def _launched(
     ledger: Ledger,
     launcher: Launcher,
 ) -> list[Record]:
-    launches, device = launches_of(config.effort), cases[0]["device"]
+    launches, device = LAUNCHES[config.effort], cases[0]["device"]
     print(f"{plural(len(cases), 'case')} on {device}, {launches_each(launches)}")
     return sweep(
         "model",
@@ -241,8 +239,8 @@ def _loader(args: argparse.Namespace) -> int:
     ledger = open_outputs(
         config, f"bench-loader-{Path(args.data).stem}", LOADER_NEEDS, [Path(args.data)]
     )
-    asked, old = loader_cases(config, args.data), ledger if config.resume else None
-    with launcher_of(config, [args.data], like=old) as launcher:
+    asked = loader_cases(config, args.data)
+    with launcher_of(config, [args.data], ledger) as launcher:
         cases = checked_loader_cases(asked, config, print, launcher)
         records = _loader_sweep("loader", "case", cases, config, ledger, launcher)
         if config.ladder:
@@ -262,7 +260,7 @@ def _loader_sweep(
     ledger: Ledger,
     launcher: Launcher,
 ) -> list[Record]:
-    launches = launches_of(config.effort)
+    launches = LAUNCHES[config.effort]
     print(f"{plural(len(cases), what)} of the {scenario}, {launches_each(launches)}")
     return sweep(
         scenario,
@@ -290,8 +288,8 @@ def _queue(args: argparse.Namespace) -> int:
     read.append(ledger.path)
     figure = config.output.with_suffix(".png")
     check_outputs(("the figure of --output", figure), replace=config.overwrite, inputs=read)
-    launches, old = launches_of(config.effort), ledger if config.resume else None
-    with launcher_of(config, [args.data], like=old) as launcher:
+    launches = LAUNCHES[config.effort]
+    with launcher_of(config, [args.data], ledger) as launcher:
         ask_worker("queue", cases[0], config.timeout, launcher)
         counts = f"{launches_each(launches)}, {config.iterations} iterations in each"
         print(f"{len(cases)} cases, {counts}")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..base import (
-    OnWorkers,
     UsageError,
     check_outputs,
     default_name,
@@ -50,9 +49,31 @@ def open_outputs(
     """
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
+    ledger = ledger_of(config, what, inputs)
+    if not config.overwrite:
+        check_csv(config.output, needs)
+    return ledger
+
+
+def ledger_of(config: Any, what: str, inputs: Iterable[Path] = ()) -> Ledger:
+    """The ledger of ``--ledger``, or that beside ``--output``. Both are checked, nothing is
+    created.
+
+    Args:
+        config: The knobs ``output``, ``ledger``, ``name`` and ``tag``.
+        what: What is measured; see `labelled`.
+        inputs: Files and folders that are read.
+
+    Returns:
+        The ledger.
+
+    Raises:
+        UsageError: One of them cannot be written, or the ledger's path holds something else.
+    """
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    check_csv(config.output, config.overwrite, needs, [*inputs, ledger.path])
-    check_ledger(ledger, inputs)
+    outputs = (("--output", config.output), ("--ledger", ledger.path))
+    check_outputs(*outputs, replace=True, inputs=inputs)
+    ledger.records()
     return labelled(ledger, config, what)
 
 
@@ -73,13 +94,12 @@ def labelled(ledger: Ledger, config: Any, what: str) -> Ledger:
     return ledger
 
 
-def check_csv(path: Path, replace: bool, needs: Iterable[str], inputs: Iterable[Path] = ()) -> None:
-    """Raise `UsageError` if a file is no CSV of such a benchmark, unless it may be replaced.
+def check_csv(path: Path, needs: Iterable[str]) -> None:
+    """Raise `UsageError` if a file is no CSV of such a benchmark.
 
     New rows are appended to a CSV. Its old rows stay, so users may edit them.
     """
-    check_outputs(("--output", path), replace=True, inputs=inputs)
-    if path.is_file() and path.stat().st_size and not replace:
+    if path.is_file() and path.stat().st_size:
         try:
             read_csv(path, needs)
         except UsageError as error:
@@ -90,30 +110,25 @@ def make_way(path: Path, replace: bool, needs: Iterable[str]) -> None:
     """Remove a file that is no CSV of such a benchmark, if the user allows it."""
     if replace:
         try:
-            check_csv(path, False, needs)
+            check_csv(path, needs)
         except UsageError:
             path.unlink()
 
 
-def check_ledger(ledger: Ledger, inputs: Iterable[Path] = ()) -> None:
-    """Raise `UsageError` if a ledger cannot be written, or if the path holds something else."""
-    check_outputs(("--ledger", ledger.path), replace=True, inputs=inputs)
-    ledger.records()
-
-
 @contextlib.contextmanager
 def launcher_of(
-    config: OnWorkers, inputs: Iterable[str | Path], device: str = "cpu", like: Ledger | None = None
+    config: Any, inputs: Iterable[str | Path], ledger: Ledger, device: str = "cpu"
 ) -> Iterator[Launcher]:
     """Yield what runs the launches of a benchmark: this process, or the workers of ``--cluster``.
 
     At the end it prints notes on the workers that matter for the results.
 
     Args:
-        config: The knobs of the benchmark.
+        config: The knobs of `OnWorkers`, and ``resume``.
         inputs: What every launch reads.
+        ledger: The ledger of the benchmark. If it is resumed, only workers like those that wrote
+            it are used.
         device: The device of the cases.
-        like: The ledger of a resumed benchmark. Only workers like those that wrote it are used.
 
     Yields:
         The launcher.
@@ -136,7 +151,7 @@ def launcher_of(
     variables = dict(os.environ)
     with connect(config, say, libraries=BENCH_LIBRARIES, gpus=gpus) as workers:
         launcher = LaunchesOnCluster(workers, inputs, variables)
-        launcher.like(like.records() if like is not None else ())
+        launcher.like(ledger.records() if config.resume else ())
         yield launcher
         for note in launcher.notes():
             print(note, flush=True)

@@ -6,8 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from ..base import CompareConfig, UsageError, add_flags, check_outputs, from_flags, write_output
-from ..instruments import Record
+from ..base import CompareConfig, add_flags, check_outputs, from_flags, write_output
 from ..reports import (
     RUN_SCENARIOS,
     cases_of_sides,
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     outputs = (("--json", args.json), ("--markdown", config.markdown), ("--html", config.html))
     check_outputs(*outputs, replace=replace, inputs=inputs)
 
-    sides = cases_of_sides(*map(_launches, (args.a, args.b)))
+    sides = cases_of_sides(*map(launches_named, (args.a, args.b)))
     scenarios = {record.scenario for side in sides for record in side}
     comparison = compare_records(
         *sides,
@@ -77,10 +76,3 @@ def run(args: argparse.Namespace) -> int:
     sections = (clipped(each) for chapter in report.chapters for each in chapter.sections)
     print(*in_text(sections), "", *report.about, *report.verdict[::-1], sep="\n")
     return 1 if comparison.regressed else 3 if undecided else 0
-
-
-def _launches(side: str) -> list[Record]:
-    """The launches of a side, as they are."""
-    if not (records := launches_named(side)):
-        raise UsageError(f"{side} holds no launch")
-    return records

@@ -34,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     for folder in args.folders:
         check_local(folder, "FOLDER")
-    if not 0 <= args.port < 2**16:
-        raise UsageError(f"--port {args.port}: a port is from 0 to 65535")
     require("jinja2", "plot")
     catalogue = Catalogue(args.folders, runs_of_others)
 

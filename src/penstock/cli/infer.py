@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from ..base import (
+    BATCH_SIGNALS,
     LOCK_SUFFIX,
     DecodedConfig,
     InferConfig,
@@ -98,12 +99,8 @@ def _asked_by_signals(request: EndRequest, *more: int) -> Iterator[None]:
             raise KeyboardInterrupt
         request.ask(signal.Signals(number).name)
 
-    with signals_handled(dict.fromkeys((*_ASKING, *more), ask)):
+    with signals_handled(dict.fromkeys((*BATCH_SIGNALS, *more), ask)):
         yield
-
-
-_ASKING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""Signals with which a batch system says that a job's time is up, or nearly up."""
 
 
 def _run_on_cluster(config: InferConfig) -> int:

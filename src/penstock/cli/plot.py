@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 from ..base import BenchModelConfig, Overwriting, UsageError, add_flags, from_flags, system_errors
-from ..reports import plot_bench, plot_metrics
+from ..reports import bench_figures, metrics_figures, save_under
 
 EXAMPLES = """
 penstock plot metrics.json --mean --smooth 50 --out results/sys_plot
@@ -60,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     is_bench = holds_benchmark(file)
     if is_bench and (args.mean or args.smooth != 1):
         raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")
-    draw = plot_bench if is_bench else partial(plot_metrics, mean=args.mean, smooth=args.smooth)
+    figures = bench_figures(file) if is_bench else metrics_figures(file, args.mean, args.smooth)
     with system_errors(f"{prefix} cannot be written"):
-        print(*draw(file, prefix, replace=replace), sep="\n")
+        print(*save_under(prefix, figures, replace), sep="\n")
     return 0
 
 

@@ -27,6 +27,7 @@ from ..base import (
 )
 from ..bench import (
     DATA_KNOBS,
+    LAUNCHES,
     PRESET_DEFAULTS,
     ROOTS,
     SUITE_REPORT,
@@ -38,7 +39,6 @@ from ..bench import (
     check_suite_output,
     doubts_of_data,
     fit_preset,
-    launches_of,
     named_preset,
     prepare_suite,
     read_preset,
@@ -147,10 +147,10 @@ def _benchmark(args: argparse.Namespace) -> int:
     if config.cluster is not None and not config.anyway:
         _check_one_device(asked, all)
     out = config.output_dir
-    old = Ledger(out / SUITE_LEDGER) if config.resume else None
+    ledger = Ledger(out / SUITE_LEDGER)
     inputs = [path for name in DATA_KNOBS if isinstance(path := getattr(config, name), Path)]
     device = "cpu" if all(preset.device == "cpu" for preset in asked) else "auto"
-    with launcher_of(config, inputs, device, old) as launcher:
+    with launcher_of(config, inputs, ledger, device) as launcher:
         case = suite_cases(asked[0], config)[0]
         checked = ask_worker("train", case, config.timeout, launcher)
         gpus = checked.facts["gpus"]
@@ -158,7 +158,7 @@ def _benchmark(args: argparse.Namespace) -> int:
         if config.cluster is not None:
             _check_one_device(presets, any)
         notes += doubts_of_data(config)
-        ledger = labelled(Ledger(out / SUITE_LEDGER), config, f"suite-{presets[0].name}")
+        labelled(ledger, config, f"suite-{presets[0].name}")
         cases = [case for preset in presets for case in suite_cases(preset, config)]
         if config.resume:
             check_resumed_suite(config, cases, checked.environment["machine_key"])
@@ -241,7 +241,7 @@ def _few_samples(preset: SuitePreset, samples: int) -> str:
 def _plan(
     cases: list[Case], config: SuiteConfig, facts: Mapping[str, Any], notes: list[str]
 ) -> list[str]:
-    launches, devices = launches_of(config.effort), ", ".join(facts["gpus"]) or "no GPU"
+    launches, devices = LAUNCHES[config.effort], ", ".join(facts["gpus"]) or "no GPU"
     samples = f"{plural(facts['train_samples'], 'sample')} to train on"
     samples += f" and {facts['val_samples']} to validate on"
     return [f"{len(cases)} runs, {launches_each(launches)}; {samples}; {devices}", *notes]

@@ -59,7 +59,7 @@ from ..reports import (
     write_settings_yaml,
 )
 from .bench import queue_outcome
-from .benchmarks import check_ledger, ended, labelled, print_written, sweep
+from .benchmarks import ended, ledger_of, print_written, sweep
 from .progress import say
 
 UTILISATION = 0.9
@@ -96,9 +96,7 @@ def run(args: argparse.Namespace) -> int:
         return _infer(from_flags(TuneInferConfig, args, args.config))
     config = from_flags(TuneLoaderConfig, args, args.config)
 
-    ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    check_ledger(ledger, [Path(args.data)])
-    labelled(ledger, config, f"tune-loader-{Path(args.data).stem}")
+    ledger = ledger_of(config, f"tune-loader-{Path(args.data).stem}", [Path(args.data)])
     read = [Path(args.data), ledger.path]
     check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
     goal = Goal(config.step_time, config.batch_size, UTILISATION)
@@ -195,9 +193,7 @@ def _infer(config: TuneInferConfig) -> int:
     """Returns exit code 0; the settings may be those of the job as it is."""
     check_model_name(config.model_type, "--model-type")
     case = infer_case(config)
-    ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    check_ledger(ledger)
-    labelled(ledger, config, "tune-infer")
+    ledger = ledger_of(config, "tune-infer")
     check_outputs(("--output", config.output), replace=config.overwrite, inputs=[ledger.path])
     began = time.monotonic()
     facts = ask_worker("infer", case, config.timeout).facts

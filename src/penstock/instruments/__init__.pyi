@@ -29,6 +29,7 @@ from .record import canonical as canonical
 from .record import case_key as case_key
 from .record import parse_record as parse_record
 from .sampler import MIB as MIB
+from .sampler import REFERENCE_SERIES as REFERENCE_SERIES
 from .sampler import Sampler as Sampler
 from .sampler import export_reference as export_reference
 from .sampler import read_rows as read_rows
@@ -44,6 +45,7 @@ from .spans import bottleneck as bottleneck
 from .spans import peak_of_ranks as peak_of_ranks
 from .spans import phases_of_ranks as phases_of_ranks
 from .stats.intervals import CONFIDENCE as CONFIDENCE
+from .stats.intervals import DRAWS as DRAWS
 from .stats.intervals import Interval as Interval
 from .stats.intervals import Resampled as Resampled
 from .stats.intervals import benjamini_hochberg as benjamini_hochberg
@@ -54,7 +56,6 @@ from .stats.intervals import mad as mad
 from .stats.intervals import median_interval as median_interval
 from .stats.intervals import own_noise as own_noise
 from .stats.intervals import permutation_test as permutation_test
-from .stats.intervals import quantile as quantile
 from .stats.intervals import relabellings as relabellings
 from .stats.intervals import resampled as resampled
 from .stats.intervals import resampled_ratio as resampled_ratio

@@ -52,15 +52,13 @@ def drop_pages(paths: Iterable[Path]) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def warm_pages(paths: Iterable[Path]) -> int:
-    """Read the files to their ends, and return the bytes that were read."""
+def warm_pages(paths: Iterable[Path]) -> None:
+    """Read the files to their ends."""
     buffer = memoryview(bytearray(PAGE_BLOCK))
-    count = 0
     for path in paths:
         with path.open("rb", buffering=0) as file:
-            while got := file.readinto(buffer):
-                count += got
-    return count
+            while file.readinto(buffer):
+                pass
 
 
 def residency(paths: Iterable[Path]) -> float | None:

@@ -175,21 +175,13 @@ def parse_record(line: str | bytes) -> Record:
         ValueError: the line is not a record.
     """
     try:
-        try:
-            record = Record.model_validate_json(line)
-        except ValidationError:
-            _check_schema(_Header.model_validate_json(line).schema_version)
-            raise
-        if "schema_version" not in record.model_fields_set:
-            raise ValueError("schema: Field required")
-        _check_schema(record.schema_version)
-        return record
+        schema = _Header.model_validate_json(line).schema_version
+        if schema != SCHEMA:
+            raise UsageError(
+                f"the record is of schema {schema}; this Penstock reads schema {SCHEMA}"
+            )
+        return Record.model_validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
-
-
-def _check_schema(schema: int) -> None:
-    if schema != SCHEMA:
-        raise UsageError(f"the record is of schema {schema}; this Penstock reads schema {SCHEMA}")

@@ -348,8 +348,7 @@ def export_reference(rows_path: Path, json_path: Path) -> None:
     write_json(json_path, metrics)
 
 
-_REFERENCE_SERIES = (
-    # (key, key within it, key of a row, its unit in ours)
+REFERENCE_SERIES = (
     ("cpu_percent", None, "cpu_percent", 1),
     ("ram_rss_mb", None, "rss_bytes", MIB),
     ("net_io_mbytes_sec", "sent", "net_sent_bytes_per_s", MIB),
@@ -357,10 +356,12 @@ _REFERENCE_SERIES = (
     ("disk_io_mbytes_sec", "read", "machine_read_bytes_per_s", MIB),
     ("disk_io_mbytes_sec", "write", "machine_write_bytes_per_s", MIB),
 )
+"""The series of the seed's ``metrics.json``: the key, the key within it, the key of our rows, and
+the unit in ours."""
 
 
 def _reference_system(rows: Sequence[TelemetryRow]) -> TelemetryRow:
-    read = [series for series in _REFERENCE_SERIES if any(r[series[2]] is not None for r in rows)]
+    read = [series for series in REFERENCE_SERIES if any(r[series[2]] is not None for r in rows)]
     whole = [row for row in rows if all(row[key] is not None for *_, key, _unit in read)]
     if not read or not whole:
         return {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import UsageError, parsed_json
+from ..base import UsageError, parsed_json, well_formed
 from ..data import (
     DOCUMENT,
     LONGEST,
@@ -99,12 +99,8 @@ def _open_any(place: str | Path, name: str) -> Packed:
     where = f"{name} {path}"
     if not any((path / m).is_file() for m in (".zarray", "zarr.json", "attributes.json")):
         return open_dataset(path, name)  # raises, since it is no data set
-    try:
+    with well_formed(f"{where}: holds no array", OSError):
         array = _open_array_alone(path, where)
-    except UsageError:
-        raise
-    except (OSError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{where}: holds no array: {error!r}") from error
     if max(array.shape) > LONGEST:
         raise UsageError(
             f"{where}: its metadata claims the shape {array.shape}, and an axis has at most "

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, UsageError, read_json
+from ..base import ARGS, BEST, CHECKPOINTS, HEAD_KINDS, RESULTS, UsageError, read_json, well_formed
 from ..data import Normalisation
 from .recipe import HeadRecipe, Recipe
 from .registry import REGISTRY
@@ -71,12 +71,10 @@ class TrainingRecord:
 
         Raises `UsageError` if a head is described in another way.
         """
-        try:
+        with well_formed(f"{self.place / RESULTS}: its heads are damaged"):
             return {
                 str(name): _head(said) for name, said in (self.facts.get("heads") or {}).items()
             }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{self.place / RESULTS}: its heads are damaged: {error!r}") from error
 
     @property
     def scaling(self) -> tuple[float, float] | None:

@@ -3,9 +3,10 @@ from .charts.chart import Figure as Figure
 from .charts.chart import Panel as Panel
 from .charts.chart import Series as Series
 from .charts.chart import before_after_figure as before_after_figure
-from .charts.metrics import plot_metrics as plot_metrics
-from .charts.model_chart import plot_bench as plot_bench
+from .charts.metrics import metrics_figures as metrics_figures
+from .charts.model_chart import bench_figures as bench_figures
 from .charts.paper import save_figures as save_figures
+from .charts.paper import save_under as save_under
 from .compare import compare_records as compare_records
 from .compare_page import gate_sentence as gate_sentence
 from .compare_page import report_of_comparison as report_of_comparison
@@ -31,6 +32,8 @@ from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import append_csv as append_csv
 from .page import check_report as check_report
 from .page import write_report as write_report
+from .places import LOG_SUFFIXES as LOG_SUFFIXES
+from .places import TRACKER_SUFFIXES as TRACKER_SUFFIXES
 from .places import RecordPlace as RecordPlace
 from .places import beside_output as beside_output
 from .places import folders_below as folders_below

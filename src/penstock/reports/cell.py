@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..base import group_by
 from ..instruments import (
     CONFIDENCE,
+    DRAWS,
     Failure,
     Interval,
     Record,
@@ -25,8 +26,6 @@ from ..instruments import (
     resampled_ratio,
 )
 from .table import Columns, Row, read_csv
-
-DRAWS = 2000
 
 Kind = TypeVar("Kind", bound="Cell")
 
@@ -229,7 +228,7 @@ def bootstrap_ratio(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Interval:
 def _resampled(side: tuple[bytes, ...], seed: int) -> Resampled:
     """Resample a side of a ratio. Bytes can be cached, and a report compares a case with many."""
     launches = [np.frombuffer(samples) for samples in side]
-    return resampled(launches, DRAWS, np.random.default_rng(seed))
+    return resampled(launches, np.random.default_rng(seed))
 
 
 def inverse(ratio: Interval, work: float = 1.0) -> Interval:

@@ -232,8 +232,10 @@ def pair_cases(
     if not shared:
         sides = []
         for name, cases in (("A", a_cases), ("B", b_cases)):
-            scenarios = {launches[0].scenario for launches in cases.values()}
-            sides.append(f"{name} holds {plural(len(cases), 'case')} of {_listed(scenarios)}")
+            scenarios = sorted({launches[0].scenario for launches in cases.values()})
+            sides.append(
+                f"{name} holds {plural(len(cases), 'case')} of {listed(scenarios or ['nothing'])}"
+            )
         raise NotComparable(f"A and B have no case in common: {', '.join(sides)}")
     return (
         shared,
@@ -263,9 +265,11 @@ def check_measured(pairs: Sequence[Pair], metric: str) -> None:
     ran = [record for pair in pairs for record in pair.a + pair.b if record.ok]
     if not ran:
         raise NotComparable("there is nothing to compare: no launch of a shared case succeeded")
-    metrics = {name for record in ran for name in record.samples_s}
+    metrics = sorted({name for record in ran for name in record.samples_s})
     if metric not in metrics:
-        raise UsageError(f"--metric {metric} was not measured; there is {_listed(metrics)}")
+        raise UsageError(
+            f"--metric {metric} was not measured; there is {listed(sorted(metrics) or ['nothing'])}"
+        )
 
 
 def differences(pair: Pair) -> list[str]:
@@ -277,10 +281,10 @@ def differences(pair: Pair) -> list[str]:
         "the records are of schemas": _texts(record.schema_version for record in launches),
         "the structure of the model is": _texts(r.facts.get("structure") for r in launches),
     }
-    reasons = [f"{what} {_listed(values)}" for what, values in kinds.items() if len(values) > 1]
+    reasons = [f"{what} {listed(values)}" for what, values in kinds.items() if len(values) > 1]
     for unit in sorted({unit for record in launches for unit in record.work}):
         counts = _texts(record.work.get(unit) for record in launches)
-        reasons += [f"a step is {_listed(counts)} {unit}"] * (len(counts) > 1)
+        reasons += [f"a step is {listed(counts)} {unit}"] * (len(counts) > 1)
     return reasons
 
 
@@ -295,12 +299,8 @@ def reasons_with_labels(
     return tuple(f"{reason} ({', '.join(cases)})" for reason, cases in labels.items())
 
 
-def _texts(values: Iterable[Any]) -> set[str]:
-    return {_text(value) for value in values if value is not None}
-
-
-def _listed(words: Iterable[str]) -> str:
-    return " and ".join(sorted(words)) or "nothing"
+def _texts(values: Iterable[Any]) -> list[str]:
+    return sorted({_text(value) for value in values if value is not None})
 
 
 def _text(value: Any) -> str:

@@ -178,12 +178,14 @@ def launches_named(name: str) -> list[Record]:
         name: A ledger, the output or folder of a run, or a folder of these.
 
     Returns:
-        The launches; none if a ledger is empty.
+        The launches.
 
     Raises:
-        UsageError: There is no such path, or nothing of Penstock's in it.
+        UsageError: There is no such path, or no launch of Penstock's in it.
     """
     path = Path(name)
     if not path.exists() and not path.with_name(f"{path.name}.penstock").exists():
         raise UsageError(f"{name} is no file or folder")
-    return launches_of(places_of(path))
+    if not (launches := launches_of(places_of(path))):
+        raise UsageError(f"{name} holds no launch")
+    return launches

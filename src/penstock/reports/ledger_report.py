@@ -25,7 +25,7 @@ from .run_settings import cases_of_sides, settings_of_launch
 from .suite.cell import runs_together
 from .suite.report import draw_suite, suite_headlines, suite_sections
 from .table import Section
-from .tune.model_advice import model_headlines
+from .tune.model_advice import recommend
 from .words import bracket, hosts_of, listed, machine_words, nothing_measured, or_dash, spread
 
 TIMED = ("preprocess", "predict")
@@ -143,7 +143,7 @@ KINDS = (
     Kind(
         "Memory and throughput of a model",
         ("model",),
-        model_headlines,
+        lambda records: recommend(records).lines,
         model_sections,
         model_pictures,
     ),

@@ -29,8 +29,10 @@ class LoopbackServer(ThreadingHTTPServer):
             port: The port; 0 for any that is free.
 
         Raises:
-            UsageError: The port is taken.
+            UsageError: There is no such port, or it is taken.
         """
+        if not 0 <= port < 2**16:
+            raise UsageError(f"--port {port}: a port is from 0 to 65535")
         try:
             super().__init__((HOST, port), handler)
         except OSError as error:

@@ -35,14 +35,14 @@ def serve_stores(
         say: Function that takes the link that shows all of them, once they are served.
 
     Raises:
-        UsageError: One is no such store, or the port is taken.
+        UsageError: One is no such store, there is no such port, or it is taken.
     """
     from ..data import open_source
 
-    sources = [open_source(str(store), name="PATH") for store in stores]
-    layers = [_layer(store, source) for store, source in zip(stores, sources, strict=True)]
-    dimensions = _dimensions(sources[0])
     with _StoreServer(_FileHandler, port) as server:
+        sources = [open_source(str(store), name="PATH") for store in stores]
+        layers = [_layer(store, source) for store, source in zip(stores, sources, strict=True)]
+        dimensions = _dimensions(sources[0])
         server.stores = [store.resolve() for store in stores]
         server.origins = ("{0.scheme}://{0.netloc}".format(urlsplit(viewer.lower())),)
         for number, (store, layer) in enumerate(zip(server.stores, layers, strict=True)):

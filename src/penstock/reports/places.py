@@ -5,11 +5,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..base import ARGS, RESULTS, RUN_FILE, STEPS, SUITE_LEDGER, UsageError, describe, plural
+from ..base import (
+    ARGS,
+    RESULTS,
+    RUN_FILE,
+    STEPS,
+    SUITE_LEDGER,
+    UsageError,
+    plural,
+    well_formed,
+)
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
 
@@ -17,6 +26,9 @@ PlaceKind = Literal["ledger", "inference", "training", "kept"]
 """The kinds of places; ``kept`` is what another program wrote."""
 MOST_FOLDERS = 20_000
 """Folders that are searched for records. More are a mistake, such as a home."""
+LOG_SUFFIXES = (".out", ".out.gz", ".log", ".log.gz")
+TRACKER_SUFFIXES = (".db", ".zip")
+"""Ends of the names of logs of jobs, and of what trackers keep."""
 _STORES = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 """A folder with one of these holds an array, and no records."""
 
@@ -40,21 +52,37 @@ def places_of(named: Path) -> list[RecordPlace]:
     Raises:
         UsageError: There are no records at this path.
     """
-    if kind := kind_of_place(named):
-        return [RecordPlace(kind, named)]
-    if place := beside_output(named):
-        return [place]
+    ours = (place for place in places_at(named) if place.kind != "kept")
+    if places := sorted(ours, key=_before_what_it_made):
+        return places
     if named.suffix == ".penstock":
         raise UsageError(f"{named} is not a run folder of penstock infer: it has no run.json")
     if not named.is_dir() or named.suffix == ".ledger":
         return [RecordPlace("ledger", named)]  # its reader reports the fault
-    places = sorted(_below(named), key=_before_what_it_made)
-    if not places:
-        raise UsageError(
-            f"{named} holds neither records of a benchmark, nor the folder of a run or a training, "
-            "nor logs of jobs, nor what a tracker kept"
-        )
-    return places
+    raise UsageError(
+        f"{named} holds neither records of a benchmark, nor the folder of a run or a training, "
+        "nor logs of jobs, nor what a tracker kept"
+    )
+
+
+def places_at(named: Path) -> Iterator[RecordPlace]:
+    """The places at a path that a user named, and below it; no link is followed.
+
+    Raises `UsageError` if there are far too many folders below it.
+    """
+    if place := beside_output(named):
+        yield place
+    elif named.is_file():
+        ledger = named.name.endswith((".jsonl", ".jsonl.gz"))
+        yield RecordPlace("ledger" if ledger else "kept", named)
+    for path, kind, names in folders_below(named) if place is None else ():
+        if kind is not None:
+            yield RecordPlace(kind, path)
+        else:
+            files = (
+                path / name for name in names if name.endswith(LOG_SUFFIXES + TRACKER_SUFFIXES)
+            )
+            yield from (RecordPlace("kept", file) for file in files if not file.is_symlink())
 
 
 def beside_output(named: Path) -> RecordPlace | None:
@@ -112,11 +140,6 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[s
         yield Path(at), kind, sorted(names)
 
 
-def _below(folder: Path) -> Iterator[RecordPlace]:
-    """The places in a folder and the folders below it."""
-    return (RecordPlace(kind, path) for path, kind, *_ in folders_below(folder) if kind)
-
-
 def reports_of_places(places: Sequence[RecordPlace]) -> list[Report]:
     """A report of each place.
 
@@ -152,16 +175,9 @@ def joined(reports: Sequence[Report], title: str) -> Report:
     )
 
 
-@contextmanager
-def reading(place: RecordPlace) -> Iterator[None]:
+def reading(place: RecordPlace) -> AbstractContextManager[None]:
     """Raise `UsageError` if the files of a place are not as Penstock left them."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{type(error).__name__}: {describe(error)}"
-        raise UsageError(f"{place.path} is not what Penstock left there ({what})") from error
+    return well_formed(f"{place.path} is not what Penstock left there")
 
 
 def _report_of(place: RecordPlace) -> Report:

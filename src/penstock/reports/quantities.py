@@ -22,7 +22,6 @@ from .words import or_dash
 BLOCKS = 20
 """Number of stretches of steps that stand for launches if there is only one launch. Neighbouring
 steps are alike, so stretches are resampled and not steps."""
-_DRAWS = 2000
 ONE_RUN = "one launch each: these runs only"
 _NO_INTERVAL = "no interval"
 
@@ -105,7 +104,7 @@ def _of_phase(pair: Pair, name: str, judge: Judge, rng: np.random.Generator) -> 
     of_a, of_b = (_stretches(side[0]) if len(side) == 1 else side for side in (of_a, of_b))
     if min(len(of_a), len(of_b)) < 2:
         return Quantity(name, "seconds", a, b, Interval(b / a, None, None, 1), _NO_INTERVAL)
-    drawn = hierarchical_bootstrap_ratio(of_a, of_b, _DRAWS, rng)
+    drawn = hierarchical_bootstrap_ratio(of_a, of_b, rng)
     assert drawn.low is not None and drawn.high is not None
     # The median of stretches is not that of all steps, whose ratio the table shows.
     ratio = Interval(b / a, min(drawn.low, b / a), max(drawn.high, b / a), drawn.n)
@@ -132,7 +131,7 @@ def _of_values(
         ratio, verdict = None, "-"
         if one and other and min(*read[0], *read[1]) > 0 and kind != "score":
             of_a, of_b = ([[value] for value in side] for side in read)
-            ratio = hierarchical_bootstrap_ratio(of_a, of_b, _DRAWS, np.random.default_rng(0))
+            ratio = hierarchical_bootstrap_ratio(of_a, of_b, np.random.default_rng(0))
         if ratio is not None or (one is not None and other is not None):
             verdict = _ends(read)
         rows.append(Quantity(name.replace("_", " "), kind, one, other, ratio, verdict))

@@ -28,7 +28,6 @@ Verdict = Literal["faster", "slower", "same", "inconclusive", "fails", "mended"]
 
 ALIKE = "not distinguishable: A or B differs from itself as much"
 """The reason where halves of one side differ by more than the sides; see `own_noise`."""
-_DRAWS = 2000
 _RISK = 1 - CONFIDENCE
 _LEAST, _MOST = 0.02, 0.10
 """Bounds of a threshold that is measured."""
@@ -73,7 +72,7 @@ class Pair:
         """The time of B over that of A; None if one side was not measured."""
         if not (self.a_times and self.b_times):
             return None
-        return hierarchical_bootstrap_ratio(self.a_times, self.b_times, _DRAWS, rng)
+        return hierarchical_bootstrap_ratio(self.a_times, self.b_times, rng)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ..base import (
+    BATCH_SIGNALS,
     PenstockError,
     TrainConfig,
     UsageError,
@@ -32,10 +33,8 @@ from ..base import (
 from ..loading import Items, Order, Position, batches_from
 from .workloads import Batch, Feed, IndexedSamples, Workload
 
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
-)
-"""The signals of a batch system and of Ctrl-C that end a training; Windows has no SIGUSR1."""
+SIGNALS = (*BATCH_SIGNALS, signal.SIGINT)
+"""The signals of a batch system and of Ctrl-C that end a training."""
 SHARED, LEAST_SHARED = Path("/dev/shm"), 2**18
 """The memory that processes share, and the bytes that the locks of workers take there."""
 

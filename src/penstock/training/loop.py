@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..base import (
+    RESULTS,
     TRAIN_DEFAULTS,
     Incomplete,
     PenstockError,
@@ -363,5 +364,5 @@ class _Training:
             results["trackers"] = self.tracking.finish(
                 status, results, lambda: self.stop.raised is not None, self.say
             )
-        self.report.write_results(results)
+        self.report.write(RESULTS, results)
         return {**results, "rank": self.fabric.global_rank}

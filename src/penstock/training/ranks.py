@@ -25,6 +25,7 @@ from ..base import (
     for_children,
     installed_version,
     require,
+    signals_handled,
 )
 from ..cluster import NOT_A_RANK, Place, find_place, job_of, tasks_elsewhere
 from .feed import SIGNALS
@@ -206,18 +207,18 @@ class Stop:
 
     def __init__(self) -> None:
         self.raised: str | None = None
-        self._before: dict[int, Any] = {}
+        self._handled = contextlib.ExitStack()
         self._group: Any = None
         self._vote: tuple[Any, Tensor] | None = None
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
-            self._before = {number: signal.signal(number, self._raise) for number in SIGNALS}
+            handlers = dict.fromkeys(SIGNALS, self._raise)
+            self._handled.enter_context(signals_handled(handlers))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handled.close()
 
     def _raise(self, number: int, frame: object) -> None:
         self.raised = signal.Signals(number).name

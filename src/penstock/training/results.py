@@ -23,12 +23,12 @@ from .. import __version__
 from ..base import (
     ARGS,
     PICTURES,
-    RESULTS,
     STEPS,
     TRAIN_KNOBS,
     Labels,
     TrainConfig,
     default_name,
+    flattened,
     read_json,
     replacing,
     run_labels,
@@ -61,15 +61,12 @@ class RunReport:
         self._stepper, self._state, self._checkpoints = stepper, state, checkpoints
         self._global_batch = global_batch
         self._job = job_facts(gather(host_name(), fabric.world_size))
-        self.labels = fabric.broadcast(self._labels())
+        before = config.output_dir / ARGS
+        resumed = read_json(before) if config.resume and before.is_file() else None
+        kind = kind_of_run(name, fabric.world_size, fabric.device.type)
+        self.labels = fabric.broadcast(run_labels(config, default_name(*kind), resumed))
         """The name and the tags of the run, the same on every rank."""
         self._made_on = machine_and_commit() if fabric.is_global_zero else {}
-
-    def _labels(self) -> dict[str, Any]:
-        before = self._config.output_dir / ARGS
-        resumed = read_json(before) if self._config.resume and before.is_file() else None
-        kind = kind_of_run(self._name, self._fabric.world_size, self._fabric.device.type)
-        return run_labels(self._config, default_name(*kind), resumed)
 
     def write_args(self) -> None:
         """Write the arguments before all other files, to show which run those belong to."""
@@ -81,7 +78,7 @@ class RunReport:
             "torch": torch.__version__,
             "launch": self._job,
         }
-        self._write(ARGS, args)
+        self.write(ARGS, args)
         self._fabric.barrier()
 
     def facts(self) -> dict[str, Any]:
@@ -142,10 +139,6 @@ class RunReport:
             "resumed_at_steps": self._state.resumed,
         }
 
-    def write_results(self, results: Mapping[str, Any]) -> None:
-        """Write the document that `results` returned."""
-        self._write(RESULTS, results)
-
     def write_pictures(self, pictures: Callable[[], Mapping[str, NDArray[Any]]] | None) -> None:
         """Write outputs of the model for some samples, if the workload shows any."""
         if pictures is not None and self._fabric.is_global_zero:
@@ -153,7 +146,8 @@ class RunReport:
             with replacing(self._config.output_dir / PICTURES) as draft, draft.open("wb") as file:
                 np.savez_compressed(file, **arrays)
 
-    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+    def write(self, name: str, document: Mapping[str, Any]) -> None:
+        """Write a document of the run into its folder."""
         if self._fabric.is_global_zero:
             write_json(self._config.output_dir / name, scrubbed(document))
 
@@ -216,28 +210,17 @@ _SILENT = frozenset(
 """The knobs that change neither the trained weights nor the speed."""
 
 
-def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
+def flat(value: Mapping[str, Any]) -> dict[str, str]:
     """Nested settings as texts by dotted names, without those that are None.
-
-    Args:
-        value: The settings.
-        before: A prefix of each name.
-
-    Returns:
-        The texts.
 
     >>> flat({"launch": {"job_id": "7", "hosts": ["a", "b"]}, "git": None})
     {'launch.job_id': '7', 'launch.hosts': 'a b'}
     """
-    texts: dict[str, str] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            texts |= flat(item, f"{before}{key}.")
-        elif isinstance(item, list | tuple):
-            texts[before + key] = " ".join(map(str, item))
-        elif item is not None:
-            texts[before + key] = str(item)
-    return texts
+    return {
+        name: " ".join(map(str, item)) if isinstance(item, list | tuple) else str(item)
+        for name, item in flattened(value)
+        if item is not None
+    }
 
 
 _COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for phase in PHASES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -12,6 +12,7 @@ from .knobs import (
     TRUST_MODEL,
     Bytes,
     Fraction,
+    Knobs,
     Natural,
     Overwriting,
     Positive,
@@ -142,14 +143,10 @@ class BenchModelConfig(SweepKnobs):
     )
 
 
-PatchShape = Annotated[
-    tuple[Positive, ...] | None,
-    BeforeValidator(lambda value: None if value is None else many(value)),
-]
+class PatchKnobs(Knobs):
+    """The patches that samples are cut into."""
 
-
-def patch_flag() -> Any:
-    return flag(
+    patch: Annotated[tuple[Positive, ...], BeforeValidator(many)] | None = flag(
         None,
         group="reading",
         help="cut samples into patches of this shape along the last axes. With a number for each "
@@ -158,7 +155,7 @@ def patch_flag() -> Any:
     )
 
 
-class BenchLoaderConfig(SweepKnobs):
+class BenchLoaderConfig(SweepKnobs, PatchKnobs):
     """The knobs of ``penstock bench loader``. Tuples are axes of the sweep."""
 
     threads: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
@@ -182,7 +179,6 @@ class BenchLoaderConfig(SweepKnobs):
     shuffle: Literal["none", "sample", "block", "global"] = flag(
         "sample", help="order of the samples, the same for every loader"
     )
-    patch: PatchShape = patch_flag()
     window: Positive = flag(16, help="chunks in a window of the block shuffle", group="reading")
     cache: Literal["warm", "cold", "as-is"] = flag(
         "warm",
@@ -238,7 +234,7 @@ class BenchQueueConfig(SweepKnobs):
     )
 
 
-class TuneLoaderConfig(RecordKnobs):
+class TuneLoaderConfig(RecordKnobs, PatchKnobs):
     """The knobs of ``penstock tune loader``."""
 
     step_time: Annotated[float, Field(gt=0, allow_inf_nan=False)] = flag(
@@ -256,7 +252,6 @@ class TuneLoaderConfig(RecordKnobs):
     shuffle: Literal["none", "sample", "global"] = flag(
         "sample", help="order of the samples", group="reading"
     )
-    patch: PatchShape = patch_flag()
     missing: Literal["error", "fill"] = flag(
         "error",
         group="reading",

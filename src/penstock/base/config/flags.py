@@ -81,8 +81,7 @@ def knob_of(action: argparse.Action) -> tuple[type[Knobs], str] | None:
 
 def group_of(action: argparse.Action) -> str | None:
     """The heading of a flag that few jobs need; None for one that ``--help`` lists."""
-    group: str | None = vars(action).get(_GROUP)
-    return group
+    return vars(action).get(_GROUP)
 
 
 @cache

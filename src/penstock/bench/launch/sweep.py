@@ -23,17 +23,13 @@ from .launcher import Launcher, in_turn
 from .request import Launch
 
 LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
+"""Launches of each case by effort. A case with one launch is not compared."""
 CERTAIN = ("oom_device", "oom_host", "unsupported", "wrong_result")
 """Failures that another launch of the same case would have too."""
 
 HOPELESS = "an earlier launch of the case ended with {}"
 
 Case = Mapping[str, Any]
-
-
-def launches_of(effort: str) -> int:
-    """The number of launches of each case at an effort. A case with one launch is not compared."""
-    return LAUNCHES[effort]
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def _fetch_documents(url: str, folder: Path) -> None:
     where = f"DATA {url}"
     with explained_errors(where):
         described = parse_document(document, where)
-    with well_formed(f"{where}: what describes it"):
+    with well_formed(f"{where}: what describes it is malformed"):
         paths = [str(entry["path"]) for entry in described["arrays"].values()]
         keys = [str(described["ids"]), CHECKS]
     for key in keys + [f"{path}/{name}" for path in paths for name in (".zarray", "zarr.json")]:

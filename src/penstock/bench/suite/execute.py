@@ -51,7 +51,7 @@ from ...instruments import (
 from ...training import TRAIN_LOCK, TRAINS
 from ..launch.launcher import Launcher, in_turn
 from ..launch.request import Launch, series_rules
-from ..launch.sweep import SweepStep, launches_of, run_sweep
+from ..launch.sweep import LAUNCHES, SweepStep, run_sweep
 from .preset import SuitePreset
 
 SUITE_SYSTEM, SUITE_REPORT = "system_info.json", "benchmark_report"
@@ -289,7 +289,7 @@ def run_suite(
     return run_sweep(
         "train",
         cases,
-        launches_of(config.effort),
+        LAUNCHES[config.effort],
         ledger,
         rules=series_rules(1),
         timeout_s=config.timeout,

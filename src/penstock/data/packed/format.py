@@ -196,7 +196,7 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
         raise UsageError(f"{where}: no packed data set: there is no {DOCUMENT}")
     document = read_document(root / DOCUMENT, where)
     try:
-        with well_formed(f"{where}: its metadata"):
+        with well_formed(f"{where}: its metadata is malformed"):
             ids = np.load(root / document["ids"])
             arrays = {
                 key: open_packed_array(root, key, entry, where)

@@ -89,17 +89,17 @@ class Group:
 
     def image(self, series: int | None = None) -> Mapping[str, Any]:
         """The image, as its ``multiscales`` describe it: the only one, or that of ``series``."""
-        with well_formed(f"{self.where}: its metadata"):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             return image_of(self.ome, series, self.where)
 
     def level(self, number: int, series: int | None = None) -> Level:
         """One level of an image."""
-        with well_formed(f"{self.where}: its metadata"):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             return described(self.ome, number, self.where, series)
 
     def level_called(self, name: str) -> Level | None:
         """The level of an image whose array has a name below the group; None if it is none."""
-        with well_formed(f"{self.where}: its metadata"):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             for series, image in enumerate(self.ome.get("multiscales", ())):
                 for number, dataset in enumerate(image["datasets"]):
                     if str(dataset["path"]).strip("/") == name:
@@ -126,7 +126,7 @@ class Group:
         """
         if any(map(_shape, map(self.json, _MARKERS))):
             return
-        with well_formed(f"{self.where}: its metadata"):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             said = _choices(self) or _arrays(self, folder)
         if said is None:
             return

@@ -32,9 +32,9 @@ from ...base import (
     LabelConfig,
     StarKnobs,
     UsageError,
-    describe,
     read_json,
     require,
+    well_formed,
 )
 from ...models import error_in_user_code, find_reference
 from .components import REACH, checked_connectivity, labelled
@@ -224,17 +224,13 @@ def _of_model(
         for name in ("config.json", "thresholds.json"):
             if (file := knobs.model / name).is_file() or name == "config.json":
                 said |= read_json(file)
-    try:
+    with well_formed(f"--decoder-option model={knobs.model}: it is no StarDist model"):
         rays = _rays(library, said["rays_json"]) if "rays_json" in said else None
         grid = tuple(map(int, said.get("grid", knobs.grid)))
         likely, overlap = (
             float(said.get(name, usual) if asked is None else asked)
             for name, usual, asked in (("prob", 0.5, threshold), ("nms", 0.4, knobs.nms))
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"--decoder-option model={knobs.model}: it is no StarDist model: {describe(error)}"
-        ) from error
     return rays, grid, likely, overlap
 
 

@@ -1,4 +1,4 @@
-"""Quantiles; confidence intervals of medians, of means, and of ratios of launches; tests whether a
+"""Confidence intervals of medians, of means, and of ratios of launches; tests whether a
 difference is real."""
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ...base import group_by
 
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
+DRAWS = 2000
+"""Draws of a bootstrap."""
 _ANGLES = np.linspace(0, math.pi / 2, 4_001)
 _COSINES = np.cos(_ANGLES)
 
@@ -37,19 +39,6 @@ class Interval:
         return (
             self.low is not None and self.high is not None and not (self.low <= value <= self.high)
         )
-
-
-def quantile(samples: ArrayLike, q: float) -> float:
-    """A quantile, interpolated.
-
-    Args:
-        samples: numbers, of any shape.
-        q: 0 for the least, 0.5 for the median, 1 for the greatest.
-
-    Returns:
-        The quantile.
-    """
-    return float(np.quantile(np.asarray(samples, np.float64), q))
 
 
 def mad(samples: ArrayLike) -> float:
@@ -98,7 +87,7 @@ def median_interval(samples: ArrayLike, confidence: float = CONFIDENCE) -> Inter
     values = np.sort(np.asarray(samples, np.float64))
     rank = outer_rank(len(values), confidence)
     low, high = (None, None) if rank is None else (float(values[rank]), float(values[-1 - rank]))
-    return Interval(quantile(values, 0.5), low, high, len(values))
+    return Interval(float(np.median(values)), low, high, len(values))
 
 
 @lru_cache(maxsize=4096)
@@ -132,13 +121,15 @@ class Resampled(NamedTuple):
     launches: int
 
 
-def resampled(launches: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Resampled:
+def resampled(
+    launches: Sequence[ArrayLike], rng: np.random.Generator, draws: int = DRAWS
+) -> Resampled:
     """One side of a ratio, with the draws of a bootstrap.
 
     Args:
         launches: the samples of each launch.
-        draws: how often launches are drawn.
         rng: the source of random numbers, another one for each side.
+        draws: how often launches are drawn.
 
     Returns:
         The side, which may stand in several ratios.
@@ -147,13 +138,12 @@ def resampled(launches: Sequence[ArrayLike], draws: int, rng: np.random.Generato
     return Resampled(float(np.median(launch_medians(launches))), drawn, len(launches))
 
 
-def resampled_ratio(a: Resampled, b: Resampled, confidence: float = CONFIDENCE) -> Interval:
+def resampled_ratio(a: Resampled, b: Resampled) -> Interval:
     """The median of ``b`` over that of ``a``, with the interval of `hierarchical_bootstrap_ratio`.
 
     Args:
         a: one side.
         b: the other side, of as many draws.
-        confidence: the probability that the interval holds the true ratio.
 
     Returns:
         The ratio, its interval, and the launches of the smaller side.
@@ -161,16 +151,15 @@ def resampled_ratio(a: Resampled, b: Resampled, confidence: float = CONFIDENCE) 
     value, n = b.median / a.median, min(a.launches, b.launches)
     if n < 2:
         return Interval(value, None, None, n)
-    low, high = np.quantile(b.draws / a.draws, ((1 - confidence) / 2, (1 + confidence) / 2))
+    low, high = np.quantile(b.draws / a.draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return Interval(value, float(low), float(high), n)
 
 
 def hierarchical_bootstrap_ratio(
     a: Sequence[ArrayLike],
     b: Sequence[ArrayLike],
-    draws: int,
     rng: np.random.Generator,
-    confidence: float = CONFIDENCE,
+    draws: int = DRAWS,
 ) -> Interval:
     """The median of ``b``'s launch medians over that of ``a``'s, with a bootstrapped interval.
 
@@ -181,15 +170,14 @@ def hierarchical_bootstrap_ratio(
     Args:
         a: the samples of each launch on one side.
         b: the samples of each launch on the other side.
-        draws: how often launches are drawn.
         rng: the source of random numbers.
-        confidence: the probability that the interval holds the true ratio.
+        draws: how often launches are drawn.
 
     Returns:
         The ratio, its interval, and the launches of the smaller side.
     """
-    of_b, of_a = resampled(b, draws, rng), resampled(a, draws, rng)
-    return resampled_ratio(of_a, of_b, confidence)
+    of_b, of_a = resampled(b, rng, draws), resampled(a, rng, draws)
+    return resampled_ratio(of_a, of_b)
 
 
 def _resampled_medians(

@@ -108,7 +108,7 @@ class StopRule:
     """
 
     def __init__(self, precision: float, min_samples: int, seconds: float) -> None:
-        self._precision, self._min_samples, self._seconds = precision, min_samples, seconds
+        self._precision, self._seconds = precision, seconds
         self._sorted: list[float] = []
         self._spent = self._mean = self._squares = 0.0
         self._noises: deque[float] = deque(maxlen=NOISES)

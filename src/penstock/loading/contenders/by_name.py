@@ -13,8 +13,8 @@ from ..order import Order
 
 CONTENDERS = {
     "penstock": "penstock.loading.contenders.ours:Ours",
-    "penstock-tensorstore": "penstock.loading.contenders.ours:OursByTensorStore",
-    "penstock-native": "penstock.loading.contenders.ours:OursNative",
+    "penstock-tensorstore": "penstock.loading.contenders.ours:by_tensorstore",
+    "penstock-native": "penstock.loading.contenders.ours:native",
     "tensorstore-loop": "penstock.loading.contenders.tensorstore_read:TensorStoreLoop",
     "tensorstore-read": "penstock.loading.contenders.tensorstore_read:TensorStoreRead",
     "torch": "penstock.loading.contenders.torch_workers:TorchWorkers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ...base import UsageError
@@ -14,12 +15,9 @@ from ..order import Order
 class Ours:
     """Penstock's loader with its defaults, as a benchmark compares it."""
 
-    engine = "auto"
-
     def __init__(self, data: Any, order: Order, *, threads: int, **knobs: Any) -> None:
         self.loader = Loader(
             data,
-            engine=self.engine,
             workers=threads,
             batch_size=order.batch_size,
             shuffle=order.shuffle,
@@ -41,13 +39,5 @@ class Ours:
         self.loader.close()
 
 
-class OursByTensorStore(Ours):
-    """With the TensorStore engine, whatever ``auto`` would choose."""
-
-    engine = "tensorstore"
-
-
-class OursNative(Ours):
-    """With the native engine: chunk by chunk in Python's threads."""
-
-    engine = "native"
+by_tensorstore = partial(Ours, engine="tensorstore")
+native = partial(Ours, engine="native")

@@ -57,7 +57,7 @@ def locate(data: Any) -> dict[str, Location]:
         packed = read_document(file, url) if file.is_file() else None
     if packed is None:
         return {"data": Location(first_level_of(url))}
-    with well_formed(f"{url}: its metadata"):
+    with well_formed(f"{url}: its metadata is malformed"):
         return {
             name: Location(f"{url}/{entry['path']}", tuple(entry.get("axes", ())))
             for name, entry in packed["arrays"].items()

@@ -192,6 +192,7 @@ class ChunkTask:
         must take both whole along that axis, and the same part of both along the others.
         """
         copies, before = self.read.copies, other.read.copies
+        whole = self.field.chunks[-1]
         return (
             self.field is other.field
             and self.read.index[:-1] == other.read.index[:-1]
@@ -200,7 +201,7 @@ class ChunkTask:
                 to[:-1] == to_before[:-1]
                 and of[:-1] == of_before[:-1]
                 and to[-1].start == to_before[-1].stop
-                and all(_is_all(part[-1], self.field.chunks[-1]) for part in (of, of_before))
+                and all(part[-1].indices(whole) == (0, whole, 1) for part in (of, of_before))
                 for (to, of), (to_before, of_before) in zip(copies, before, strict=True)
             )
         )
@@ -252,7 +253,3 @@ def _beside(field: Field, workers: int) -> int:
     room = _BESIDE // workers // field.chunk_nbytes
     most = min(min(field.shape[-1], field.item_shape[-1]) // field.chunks[-1], room)
     return most if most >= _FEWEST else 1
-
-
-def _is_all(part: slice, length: int) -> bool:
-    return (part.start, part.stop) == (0, length) and part.step in (None, 1)

@@ -286,7 +286,7 @@ def _lines(panel: Panel) -> Iterator[str]:
 
 
 def _values(panel: Panel, series: Series) -> str:
-    y = np.array([np.nan if value is None else value for value in series.y], np.float64)
+    y = np.array(series.y, np.float64)  # None becomes NaN
     heights = y - np.asarray(series.base, np.float64) if len(series.base) else y
     unit, finite = panel.y.unit, heights[np.isfinite(heights)]
     if not finite.size:

@@ -9,49 +9,34 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...base import UsageError, format_seconds, group_by, natural, plural
-from ...instruments import MIB, TelemetryRow, read_rows
+from ...instruments import MIB, REFERENCE_SERIES, TelemetryRow, read_rows
 from .chart import Axis, Figure, Panel, Series, rolling_mean, with_unit
-from .paper import save_under
-
-Values = NDArray[np.float64]
 
 
-def plot_metrics(
-    path: Path, out_prefix: str | Path, mean: bool = False, smooth: int = 1, replace: bool = False
-) -> list[Path]:
-    """Draw the metrics of a run to ``<out_prefix>_cpu.png``, ``_ram.png`` and so on.
+def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
+    """The figures of metrics, by the end of their file names.
 
     Args:
-        path: The rows of `penstock.instruments.Sampler`; a ``metrics.json`` as the seed has it; or
-            a log of ``nvidia-smi --query-gpu=... --format=csv``, whose columns timestamp, index,
-            name, memory.used and utilization.gpu are drawn. The first and one of the last two must
-            be there.
-        out_prefix: The path of the figures up to their names.
+        path: Rows of telemetry, the seed's ``metrics.json``, or the CSV of nvidia-smi with its
+            column timestamp, and memory.used or utilization.gpu.
         mean: Draw the mean of every line, too.
         smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
-        replace: Replace figures that Penstock did not write.
 
     Returns:
-        The files that were written.
+        The figures.
 
     Raises:
         UsageError: The file holds no metrics.
     """
-    return save_under(out_prefix, metrics_figures(path, mean, smooth), replace)
-
-
-def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
-    """The figures of `plot_metrics` by the end of their file names."""
     path = Path(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -140,10 +125,10 @@ def _parts(line: Series, unit: str, mean: bool, smooth: int) -> list[Series]:
 
 def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, Figure]:
     """The gauges of the rows of one process, by the end of their file names; those with a value."""
-    t = _numbers(row["t"] for row in rows)
+    t = np.array([row["t"] for row in rows], np.float64)
 
     def line(label: str, key: str, colour: int = 0, dashes: int = 0) -> Series:
-        y = _numbers(row[key] for row in rows)
+        y = np.array([row[key] for row in rows], np.float64)
         return Series(label, t, y, colour=colour, dashes=dashes)
 
     cores = header["cpu_count"]
@@ -163,7 +148,7 @@ def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, 
     }
     queues = header["queues"]
     for name in dict.fromkeys([*queues, *(name for row in rows for name in row["gauges"])]):
-        values = _numbers(row["gauges"].get(name) for row in rows)
+        values = np.array([row["gauges"].get(name) for row in rows], np.float64)
         gauges[_file_part(name)] = _gauge(name, queues.get(name), Series(name, t, values))
     gauges["net_io"] = gauge(
         "Network",
@@ -182,7 +167,7 @@ def row_gauges(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, 
         ],
         "what reached a disk",
     )
-    readings = [_GpuReading(row["t"], **gpu) for row in rows for gpu in row["gpus"] or []]
+    readings = [{"t": row["t"], **gpu} for row in rows for gpu in row["gpus"] or []]
     return _drawn(gauges) | _gpu_gauges(readings)
 
 
@@ -194,18 +179,9 @@ def _reference_gauges(metrics: Any, path: Path) -> dict[str, Figure]:
     if not isinstance(metrics, dict) or not metrics.keys() & {"queue_monitor", "system_monitor"}:
         raise UsageError(f"{path} holds neither a queue_monitor nor a system_monitor")
     system = metrics.get("system_monitor") or {}
-    network = system.get("net_io_mbytes_sec", {})
-    disk = system.get("disk_io_mbytes_sec", {})
-    columns = {
-        "cpu_percent": (system.get("cpu_percent"), 1),
-        "rss_bytes": (system.get("ram_rss_mb"), MIB),
-        "net_sent_bytes_per_s": (network.get("sent"), MIB),
-        "net_recv_bytes_per_s": (network.get("recv"), MIB),
-        "machine_read_bytes_per_s": (disk.get("read"), MIB),
-        "machine_write_bytes_per_s": (disk.get("write"), MIB),
-    }
     rows = [{**_EMPTY_ROW, "t": t} for t in system.get("t_rel_s", [])]
-    for name, (values, unit) in columns.items():
+    for key, part, name, unit in REFERENCE_SERIES:
+        values = system.get(key) if part is None else system.get(key, {}).get(part)
         if values and len(values) != len(rows):
             raise UsageError(f"{path} holds {len(values)} values of {name} for {len(rows)} times")
         for row, value in zip(rows, values or [], strict=False):
@@ -213,10 +189,8 @@ def _reference_gauges(metrics: Any, path: Path) -> dict[str, Figure]:
     gauges: dict[str, Figure | None] = {**row_gauges({"cpu_count": None, "queues": {}}, rows)}
     for name, queue in (metrics.get("queue_monitor") or {}).get("queues", {}).items():
         samples = queue.get("samples", [])
-        times, sizes = (_numbers(s[key] for s in samples) for key in ("t_rel_s", "size"))
-        gauges[_file_part(name)] = _gauge(
-            name, queue.get("max_size", 0), Series(name, times, sizes)
-        )
+        line = Series(name, [s["t_rel_s"] for s in samples], [s["size"] for s in samples])
+        gauges[_file_part(name)] = _gauge(name, queue.get("max_size", 0), line)
     return _drawn(gauges)
 
 
@@ -237,15 +211,6 @@ def _gauge(name: str, most: int | None, line: Series) -> Figure | None:
         return gauge(words, Axis(words), [line])
     limits = [(float(most), "capacity")] if most else []
     return gauge(f"Queue {name}", Axis("Items in queue", whole=True), [line], limits=limits)
-
-
-@dataclass(frozen=True)
-class _GpuReading:
-    t: float
-    index: str
-    name: str
-    util_percent: float | None
-    memory_bytes: float | None
 
 
 def _gpu_csv_gauges(text: str, path: Path) -> dict[str, Figure]:
@@ -269,13 +234,13 @@ def _gpu_csv_gauges(text: str, path: Path) -> dict[str, Figure]:
         row = dict(zip(names, cells, strict=True))
         memory = _quantity(row.get("memory.used", ""))
         readings.append(
-            _GpuReading(
-                (when - first).total_seconds(),
-                row.get("index", "0"),
-                row.get("name", ""),
-                _quantity(row.get("utilization.gpu", "")),
-                None if memory is None else memory * MIB,
-            )
+            {
+                "t": (when - first).total_seconds(),
+                "index": row.get("index", "0"),
+                "name": row.get("name", ""),
+                "util_percent": _quantity(row.get("utilization.gpu", "")),
+                "memory_bytes": None if memory is None else memory * MIB,
+            }
         )
     return _gpu_gauges(readings, f"{plural(unread, 'line')} unreadable" if unread else "")
 
@@ -293,15 +258,16 @@ def _quantity(text: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Figure]:
-    gpus = group_by(readings, lambda reading: f"GPU {reading.index} {reading.name}".strip())
+def _gpu_gauges(readings: Sequence[TelemetryRow], note: str = "") -> dict[str, Figure]:
+    """The gauges of readings of GPUs, each with its time."""
+    gpus = group_by(readings, lambda reading: "GPU {index} {name}".format(**reading).strip())
 
     def lines(key: str) -> list[Series]:
         return [
             Series(
                 label,
-                _numbers(reading.t for reading in of_gpu),
-                _numbers(getattr(reading, key) for reading in of_gpu),
+                [reading["t"] for reading in of_gpu],
+                np.array([reading[key] for reading in of_gpu], np.float64),
                 colour=colour,
             )
             for colour, (label, of_gpu) in enumerate(
@@ -319,10 +285,6 @@ def _gpu_gauges(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Fi
 
 def _file_part(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name)
-
-
-def _numbers(values: Iterable[float | None]) -> Values:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def _sparse(line: Series) -> Series:

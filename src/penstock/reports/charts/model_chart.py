@@ -24,7 +24,6 @@ from ..cell import latest
 from ..model.cell import PHASES, ModelCell
 from ..model.report import labelled
 from .chart import Axis, Figure, Panel, Series
-from .paper import save_under
 
 _GREYS = ("deep", "middle", "pale")
 """The phases, because colours show the batch size."""
@@ -35,28 +34,15 @@ _MOST_BARS = 48
 """Bars of more cases than this are too thin to read."""
 
 
-def plot_bench(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
-    """Draw memory, throughput and time of a benchmark of models to ``<out_prefix>.png``.
+def bench_figures(path: Path) -> dict[str, Figure]:
+    """Memory, throughput and time of a benchmark of models, by the end of the figure's file name.
 
-    If models, modes, devices or other knobs differ, there is a figure for each group. The knobs
-    that differ are added to the names of the files.
-
-    Args:
-        path: A CSV of ``penstock bench model``, or the seed's.
-        out_prefix: The path of the figures without the suffix ``.png``.
-        replace: Replace figures that Penstock did not write.
-
-    Returns:
-        The files that were written.
+    If models, modes, devices or other knobs differ, there is a figure for each group, named by the
+    knobs that differ; a single one has no name.
 
     Raises:
-        UsageError: The file is not such a CSV, a field is no number, or there is nothing to draw.
+        UsageError: The file is no such CSV, a field is no number, or there is nothing to draw.
     """
-    return save_under(out_prefix, bench_figures(path), replace)
-
-
-def bench_figures(path: Path) -> dict[str, Figure]:
-    """The figures of `plot_bench` by the end of their file names; a single one has none."""
     path = Path(path)
     groups = labelled(ModelCell.of_csv(path))
     if not groups:

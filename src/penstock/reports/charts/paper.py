@@ -61,7 +61,16 @@ def save_figures(figures: Mapping[Path, Figure], replace: bool = False) -> list[
 def save_under(
     out_prefix: str | Path, figures: Mapping[str, Figure], replace: bool = False
 ) -> list[Path]:
-    """Write each figure to ``<out_prefix>_<name>.png``, or ``<out_prefix>.png`` without a name."""
+    """Write each figure to ``<out_prefix>_<name>.png``, or ``<out_prefix>.png`` without a name.
+
+    Args:
+        out_prefix: The path of the figures up to their names.
+        figures: The figures by name.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+    """
     prefix = Path(out_prefix)
     stems = {name: "_".join(filter(None, (prefix.name, name))) for name in figures}
     return save_figures({prefix.with_name(f"{stems[n]}.png"): figures[n] for n in stems}, replace)
@@ -166,7 +175,7 @@ def _draw_series(axis: Any, series: Series, x_scale: float, y_scale: float) -> N
     colour, label = _colour(series.colour), clipped_text(series.label)
     label = f"_{label}" if series.silent or not label else label
     x, y, low, high, base = (
-        np.array([np.nan if value is None else value for value in values], np.float64)
+        np.array(values, np.float64)  # None becomes NaN
         for values in (series.x, series.y, series.low, series.high, series.base)
     )
     x, y, low, high, base = x / x_scale, y / y_scale, low / y_scale, high / y_scale, base / y_scale

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...instruments import Interval, Record, quantile
+from ...instruments import Interval, Record
 from ...loading import CONTENDERS
 from ..cell import Cell, middle
 from ..table import Columns, scaled
@@ -75,7 +75,7 @@ class LoaderCell(Cell):
         return np.concatenate([np.empty(0), *self._waits])
 
     def wait(self, q: float) -> float | None:
-        return quantile(self.waits, q) if len(self.waits) else None
+        return float(np.quantile(self.waits, q)) if len(self.waits) else None
 
     def per_launch(self, name: str) -> float | None:
         """The median over launches of one of their facts."""
@@ -88,11 +88,6 @@ class LoaderCell(Cell):
     @property
     def seconds(self) -> float | None:
         return self.time.value if self.time else None
-
-    def speed(self, quantity: str) -> float | None:
-        """Work of a batch over its seconds."""
-        work = self.work(quantity)
-        return work / self.seconds if work is not None and self.seconds else None
 
     @property
     def stored_speed(self) -> float | None:
@@ -110,8 +105,8 @@ class LoaderCell(Cell):
             "seconds_per_batch": time.value,
             "low_seconds": time.low,
             "high_seconds": time.high,
-            "samples_per_sec": self.speed("samples"),
-            "decoded_mb_per_sec": scaled(self.speed("bytes"), 1 / MB),
+            "samples_per_sec": self.rate("samples"),
+            "decoded_mb_per_sec": scaled(self.rate("bytes"), 1 / MB),
             "stored_mb_per_sec": scaled(self.stored_speed, 1 / MB),
             "first_batch_s": self.first_s,
             **{f"wait_p{q}_s": self.wait(q / 100) for q in (50, 95, 99)},

@@ -95,15 +95,15 @@ def _fastest(cells: Sequence[LoaderCell]) -> list[str]:
     """The loader with the most samples a second, of each data set and cache."""
     lines = []
     for group in group_by(cells, lambda cell: cell.group).values():
-        best = max(group, key=lambda cell: cell.speed("samples") or 0.0)
-        if best.time is None or not best.speed("samples"):
+        best = max(group, key=lambda cell: cell.rate("samples") or 0.0)
+        if best.time is None or not best.rate("samples"):
             continue
         where = f"batch {best.batch}, {plural(best.threads, 'thread')}"
         ends = bracket(best.time, plural(best.launches, "launch"))
         others = [c for c in group if c is not best and c.time is not None]
         lines.append(
             f"Most samples a second of {plural(len(group), 'case')}: {best.loader}, {where}: "
-            f"{significant(best.speed('samples') or 0.0)}, {format_seconds(best.time.value)} a "
+            f"{significant(best.rate('samples') or 0.0)}, {format_seconds(best.time.value)} a "
             f"batch {ends}{_doubt(best, others)}."
         )
     return lines
@@ -155,9 +155,9 @@ def _speed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
             cell.loader,
             or_dash(cell.seconds),
             spread(cell.time),
-            or_dash(scaled(cell.speed("bytes"), 1 / MB)),
+            or_dash(scaled(cell.rate("bytes"), 1 / MB)),
             or_dash(scaled(cell.stored_speed, 1 / MB)),
-            or_dash(cell.speed("samples")),
+            or_dash(cell.rate("samples")),
             or_dash(cell.per_launch("read_amplification")),
             or_dash(cell.per_launch("cpu_s_per_gb")),
             or_dash(cell.host_peak, format_bytes),
@@ -295,7 +295,7 @@ def _ladder_panel(ladder: Ladder) -> Panel:
     ends = np.array(list(ladder.seconds.values()))
     starts = np.array([0.0, *ends[:-1]])
     notes = [
-        f"{format_seconds(end)}, {significant((ladder.measured[n].speed('bytes') or 0) / 1e6)} MB/s"
+        f"{format_seconds(end)}, {significant((ladder.measured[n].rate('bytes') or 0) / 1e6)} MB/s"
         for n, end in zip(names, ends, strict=True)
     ]
     series = []

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...base import format_seconds, group_by, plural
-from ...instruments import CONFIDENCE, FAILED, Interval, Record
-from ..cell import DRAWS, cell_ratio, machine_namer
+from ...instruments import CONFIDENCE, DRAWS, FAILED, Interval, Record
+from ..cell import cell_ratio, machine_namer
 from ..table import Section, scaled
 from ..words import or_dash, times_bracket
 from .cell import MB, LoaderCell, cache_label, loader_cells, percents_of
@@ -147,7 +147,7 @@ class Ladder:
                     name,
                     RUNGS[name],
                     or_dash(cell.seconds),
-                    or_dash(scaled(cell.speed("bytes"), 1 / MB)),
+                    or_dash(scaled(cell.rate("bytes"), 1 / MB)),
                     percents_of(self.kept(name, below)) if below else "-",
                     str(cell.launches),
                 )

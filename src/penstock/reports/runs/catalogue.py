@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ...base import UsageError, describe
-from ..places import RecordPlace, beside_output, folders_below, reading
+from ..places import RecordPlace, places_at, reading
 from .record_rows import runs_of_ledger, shown_inference, shown_training
 from .shown_run import RunDetails, ShownRun, label
 
@@ -17,7 +17,6 @@ _SHARE = 0.05
 """Largest share of the time that is spent on looking for runs, so slow file systems get less
 load."""
 _MOST_NOTES = 50
-_KEPT_SUFFIXES = (".db", ".zip", ".out", ".out.gz", ".log", ".log.gz")
 _INSIDE = ("*", "steps/*")
 """The files of a place whose changes are changes of its runs."""
 
@@ -112,26 +111,6 @@ class Catalogue:
             return run.read()
         except (UsageError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             return RunDetails(error=label(f"{run.source} cannot be read: {describe(error)}"))
-
-
-def places_at(named: Path) -> Iterator[RecordPlace]:
-    """The places at a path that a user named, and below it; no link is followed.
-
-    Raises `UsageError` if there are far too many folders below it.
-    """
-    if place := beside_output(named):
-        yield place
-        return
-    if named.is_file():
-        ledger = named.name.endswith((".jsonl", ".jsonl.gz"))
-        yield RecordPlace("ledger" if ledger else "kept", named)
-        return
-    for path, kind, names in folders_below(named):
-        if kind is not None:
-            yield RecordPlace(kind, path)
-        else:
-            files = (path / name for name in names if name.endswith(_KEPT_SUFFIXES))
-            yield from (RecordPlace("kept", file) for file in files if not file.is_symlink())
 
 
 def _stamp(path: Path) -> object:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ...base import flattened
 from ..content import Picture, shown
 
 LONGEST_LABEL = 120
@@ -127,7 +128,12 @@ def settings_of(*documents: Mapping[str, Any]) -> dict[str, str]:
     >>> settings_of({"a": {"b": [1, 2]}, "c": None, "rate": "1e-3"})
     {'a.b': '1 2', 'rate': '0.001'}
     """
-    return {n: _plain(v) for d in documents for n, v in _flat(d) if v or isinstance(v, bool | int)}
+    return {
+        label(name): _plain(value)
+        for document in documents
+        for name, value in flattened(document)
+        if value or isinstance(value, bool | int)
+    }
 
 
 def numbers_of(*documents: Mapping[str, Any]) -> dict[str, float]:
@@ -137,20 +143,11 @@ def numbers_of(*documents: Mapping[str, Any]) -> dict[str, float]:
     {'a': 1.0, 'b.c': 0.5}
     """
     return {
-        name: float(value)
+        label(name): float(value)
         for document in documents
-        for name, value in _flat(document)
+        for name, value in flattened(document)
         if isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
     }
-
-
-def _flat(document: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in document.items():
-        named = before + label(name)
-        inside = _flat(value, f"{named}.") if isinstance(value, Mapping) else [(named, value)]
-        flat += inside
-    return flat
 
 
 def _plain(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import PICTURES, UsageError, plural
+from ...base import PICTURES, plural, well_formed
 from ...instruments import PHASES
 from ..charts.chart import Axis, Boxes, Figure, Image, Panel, Series, greys, rolling_mean, thinned
 from ..content import Picture
@@ -137,14 +137,14 @@ def read_detections(path: Path) -> list[Detections]:
     """
     if not path.is_file():
         return []
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return [
-                Detections(str(name), *(file[f"{array}_{number}"] for array in _ARRAYS))
-                for number, name in enumerate(file["names"][:MOST_SHOWN])
-            ]
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is not as a training leaves it: {error}") from error
+    with (
+        well_formed(f"{path} is not as a training leaves it", OSError, zipfile.BadZipFile),
+        np.load(path, allow_pickle=False) as file,
+    ):
+        return [
+            Detections(str(name), *(file[f"{array}_{number}"] for array in _ARRAYS))
+            for number, name in enumerate(file["names"][:MOST_SHOWN])
+        ]
 
 
 def draw_detections(samples: Sequence[Detections]) -> Figure:

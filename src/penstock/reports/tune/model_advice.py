@@ -28,8 +28,6 @@ from .loader_advice import write_settings_yaml
 
 _Goal = Literal["latency", "throughput", "training"]
 
-_GOALS = ("throughput", "training", "latency")
-
 PLATEAU = 0.05
 """A rate that is less than this below the best is as good, and takes less memory."""
 
@@ -51,7 +49,7 @@ class Recommendation:
     """The choices that a sweep supports."""
 
     choices: tuple[Choice, ...]
-    """A choice of latency and one of throughput for each model, or one of training."""
+    """A choice of throughput and one of latency for each model, or one of training."""
     notes: tuple[str, ...] = ()
     """Sentences on the cases that were left out."""
 
@@ -91,13 +89,6 @@ def recommend(
             else:
                 choices += _for_inference(left, ceiling)
     return Recommendation(tuple(choices), tuple(notes))
-
-
-def model_headlines(records: Iterable[Record]) -> list[str]:
-    """The settings that a sweep supports, those with the most throughput first."""
-    advice = recommend(records)
-    choices = sorted(advice.choices, key=lambda choice: _GOALS.index(choice.goal))
-    return [*(choice.sentence for choice in choices), *advice.notes]
 
 
 @dataclass(frozen=True)
@@ -184,7 +175,7 @@ def _for_inference(left: Sequence[ModelCell], ceiling: Ceiling) -> list[Choice]:
     throughput = Choice(
         "throughput", small, infer_settings(small), _sentence("throughput", small, why, ceiling)
     )
-    return [latency, throughput]
+    return [throughput, latency]
 
 
 def _for_training(left: Sequence[ModelCell], largest: int, ceiling: Ceiling) -> Choice:

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from ...base import RESULTS, UsageError, read_json, system_errors
 from ...instruments import LEDGER_FILE
-from ...reports import folders_below
+from ...reports import LOG_SUFFIXES, TRACKER_SUFFIXES, folders_below
 from ..runs import TrainingRun
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
@@ -91,7 +91,7 @@ def kept_below(folder: Path, say: Say) -> list[TrainingRun]:
     files: list[Path] = []
     for path, kind, names in folders_below(folder):
         if kind is None:
-            named = [name for name in names if name.endswith((*_LOGS, *_TRACKED))]
+            named = [name for name in names if name.endswith(LOG_SUFFIXES + TRACKER_SUFFIXES)]
             files += [path / name for name in named if (path / name).is_file()]
     return list(_passing(files, say))
 
@@ -172,10 +172,6 @@ def _runs_of_json(path: Path) -> Iterable[KeptRun]:
     return comet_runs(value, path)
 
 
-_LOGS = (".out", ".out.gz", ".log", ".log.gz")
-_TRACKED = (".db", ".zip")
-
-
 def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
     """The content of a run's folder, a ledger, or all files below a folder with a known name."""
     for name in (RESULTS, LEDGER_FILE):
@@ -183,11 +179,11 @@ def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
             yield from _read_file(folder / name, say)
             return
     ours = [path for name in (RESULTS, LEDGER_FILE) for path in _files(folder, f"**/{name}")]
-    logs = _files(folder, *(f"**/*{suffix}" for suffix in _LOGS))
+    logs = _files(folder, *(f"**/*{suffix}" for suffix in LOG_SUFFIXES))
     # A run's own results tell more than its tracker.
     tracked = [
         path
-        for path in _files(folder, *(f"**/*{suffix}" for suffix in _TRACKED))
+        for path in _files(folder, *(f"**/*{suffix}" for suffix in TRACKER_SUFFIXES))
         if not any((above / RESULTS).is_file() for above in path.parents)
     ]
     yield from _passing([*ours, *tracked, *logs], say)
@@ -199,7 +195,7 @@ def _passing(paths: Iterable[Path], say: Say) -> Iterator[TrainingRun]:
     def read(path: Path) -> list[TrainingRun]:
         runs = list(_read_file(path, say))
         # Anybody's log may hold a traceback without a training.
-        anybodys = path.name.endswith(_LOGS[2:])
+        anybodys = path.name.endswith(LOG_SUFFIXES[2:])
         return [run for run in runs if not anybodys or run.seconds or run.epochs or run.batch]
 
     return _each(paths, read, lambda error: say(f"{error}; it is passed over"))

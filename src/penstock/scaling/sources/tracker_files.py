@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from ...base import UsageError, group_by, parse_seconds
+from ...base import UsageError, group_by, parse_seconds, well_formed
 from ..runs import Status
 from .tracked import NAMES_OF_TRACKERS, WHOLE, Series, TrackedRun
 
@@ -120,7 +120,7 @@ def comet_archive(path: Path) -> list[TrackedRun]:
     resumed part has no parameters, and so no number of devices. Raises `UsageError` if it is
     damaged."""
     payloads = defaultdict[str, list[dict[str, Any]]](list)
-    try:
+    with well_formed(f"{path} is not an archive of Comet", zipfile.BadZipFile, OSError):
         with zipfile.ZipFile(path) as archive:
             if "messages.json" not in archive.namelist():
                 return []
@@ -136,8 +136,6 @@ def comet_archive(path: Path) -> list[TrackedRun]:
             for payload in payloads["metric_msg"]
         ]
         key = str(about.get("offline_id") or path.stem)
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is not an archive of Comet: {error!r}") from error
     return [_experiment(path, key, key, parameters | others, metrics)]
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...base import ARGS, STEPS, UsageError, read_json
+from ...base import ARGS, STEPS, UsageError, read_json, well_formed
 from ...instruments import PHASES, read_ledger
 from ...training import read_machine_metrics
 from ..runs import WAIT, Rank, Status, TrainingRun, plain, settings_of
@@ -61,12 +61,8 @@ def results_run(results: Any, source: str, folder: Path | None) -> TrainingRun:
     Raises:
         UsageError: The content is not that of `training_results.json`.
     """
-    try:
+    with well_formed(f"{source} is not what a training left"):
         return _results_run(results, source, folder)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{source} is not what a training left: {error!r}") from error
 
 
 def _results_run(results: Mapping[str, Any], source: str, folder: Path | None) -> TrainingRun:
