@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -42,8 +42,6 @@ class SlurmJob(BaseModel):
     name: str
     ranks: int
     nodes: int
-    output_dir: str | None = None
-    """The folder of its training; %j may stand for its number."""
     command: tuple[str, ...]
     kind: Kind = "ranks"
     array: str | None = None
@@ -133,22 +131,6 @@ def check_places(config: SlurmConfig) -> None:
             check_folder(Path(f"{path.partition('%')[0]}_").parent, flag)
 
 
-def make_places(config: SlurmConfig) -> None:
-    """Create the folders of a job's logs.
-
-    Args:
-        config: The settings of the job.
-
-    Raises:
-        UsageError: A folder cannot hold logs.
-    """
-    check_places(config)
-    Path(config.folder).mkdir(parents=True, exist_ok=True)
-    for path in (log_of(config), config.error):  # SLURM creates no folders, and would lose the log
-        if path is not None and "%" not in str(Path(path).parent):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-
-
 def submit_job(
     config: SlurmConfig, command: Command, python: str, waits_for: str | None = None
 ) -> SlurmJob:
@@ -156,7 +138,10 @@ def submit_job(
     _need("sbatch")
     text = slurm_script(config, command, python, waits_for)
     folder = Path(config.folder)
-    make_places(config)
+    # SLURM creates no folders, and would lose the logs.
+    for place in (folder, *(Path(log).parent for log in (log_of(config), config.error) if log)):
+        if "%" not in str(place):
+            place.mkdir(parents=True, exist_ok=True)
     if (folder / STUDY_FILE).exists():
         read_study(folder)  # refuse before the job is submitted
     ended = ask_slurm(["sbatch", "--parsable"], text)
@@ -168,7 +153,6 @@ def submit_job(
         name=config.job_name,
         ranks=config.nodes * config.tasks if command.kind == "ranks" else 1,
         nodes=config.nodes,
-        output_dir=None if command.output_dir is None else _seen_from(folder, command.output_dir),
         command=command.words,
         kind=command.kind,
         array=config.array,
@@ -186,10 +170,6 @@ def _enter(folder: Path, job: SlurmJob) -> None:
         write_json(folder / STUDY_FILE, SlurmStudy(jobs=(*before.jobs, job)).model_dump())
 
 
-def _seen_from(folder: Path, path: str) -> str:
-    return path if Path(path).is_absolute() else os.path.relpath(path, folder)
-
-
 def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run one of SLURM's commands.
 
@@ -205,6 +185,9 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
         PenstockError: The command did not answer in time.
     """
     _need(command[0])
+    # sbatch would pass these on, and the new job believe that it is an element, or a restart.
+    ours = re.compile("SLURM_ARRAY_|SLURM_RESTART_COUNT$")
+    inherited = {name: text for name, text in os.environ.items() if not ours.match(name)}
     try:
         return subprocess.run(
             command,
@@ -215,7 +198,7 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
             errors="surrogateescape",
             stdin=subprocess.DEVNULL if text is None else None,
             # 0 means no limit: the row of an array then names all waiting elements.
-            env={**_without_job(os.environ), "SLURM_BITSTR_LEN": "0"},
+            env={**inherited, "SLURM_BITSTR_LEN": "0"},
             timeout=SAY_WITHIN_S,
             check=False,
         )
@@ -234,21 +217,11 @@ def requeue_job(job: str, became: str) -> None:
         PenstockError: SLURM refused.
     """
     # Printed before SLURM is asked, because SLURM ends the job at once.
-    sys.stderr.write(f"penstock launch: job {job} {became} and goes back into the queue\n")
-    sys.stderr.flush()
+    line = f"penstock launch: job {job} {became} and goes back into the queue"
+    print(line, file=sys.stderr, flush=True)
     ended = ask_slurm(["scontrol", "requeue", job])
     if ended.returncode:
         raise PenstockError(f"job {job} {became} and was not requeued: {complaint_of(ended)}")
-
-
-def _without_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of the job that this process runs in. sbatch would pass
-    them on, and the new job would believe that it is an element of an array, or a restart."""
-    return {
-        name: text
-        for name, text in environ.items()
-        if not name.startswith("SLURM_ARRAY_") and name != "SLURM_RESTART_COUNT"
-    }
 
 
 def _need(name: str) -> None:
@@ -259,8 +232,7 @@ def _need(name: str) -> None:
 
 def complaint_of(ended: subprocess.CompletedProcess[str]) -> str:
     """The error that a command printed, without the name of the command."""
-    lines = [line for line in (ended.stderr or ended.stdout).splitlines() if line.strip()]
-    for line in lines:
-        if "error: " in line:
-            return line.rpartition("error: ")[2].strip()
-    return lines[-1].strip() if lines else f"exit code {ended.returncode}"
+    text = (ended.stderr or ended.stdout).strip()
+    error = re.search(r".*error: (.*)", text)
+    said = error[1] if error else text.rpartition("\n")[2]
+    return said.strip() or f"exit code {ended.returncode}"
