@@ -333,32 +333,29 @@ def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(now: list
         wait.note(0)
 
 
-@pytest.mark.parametrize("how", ["died", "left"])  # a nanny sends SIGTERM first
 def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
-    how: str, now: list[float]
+    now: list[float],
 ) -> None:
     wait = Waiting("local", 300)
     for now[0] in range(0, 1000, 100):  # each death is followed by progress
-        wait.gone = how
-        wait.progressed()
+        wait.gone = 0
         wait.note(1)
+    wait.gone = 2
     for now[0] in (1000, 1100, 1199):
-        wait.gone = how
         wait.note(1)
     now[0], wait.limit = 1200, " (memory limit 1.00 GiB)"
-    said = rf"of local \(memory limit 1.00 GiB\) {how}, and there was no progress for 5 min 0 s"
+    said = r"^2 workers of local \(memory limit 1.00 GiB\) left or died, and there was no progress "
     with pytest.raises(Incomplete, match=said):
         wait.note(1)
 
 
 def test_a_worker_that_leaves_once_is_replaced_by_the_next(now: list[float]) -> None:
-    wait = Waiting("local", 300)
-    wait.note_gone(died=False)
+    wait = Waiting("local", 300, gone=1)
     for now[0] in (200, 400):
         wait.note(1)
-    wait.note_gone(died=False)
+    wait.gone = 2
     now[0] = 700
-    with pytest.raises(Incomplete, match="of local left, and there was no progress for 5 min 0 s"):
+    with pytest.raises(Incomplete, match="left or died, and there was no progress for 5 min 0 s"):
         wait.note(1)
 
 
@@ -408,7 +405,7 @@ def leave_on(number: int) -> int:
         ended.set()
         time.sleep(0.2)
 
-    before_leaving("here", end)
+    before_leaving["here"] = end
     os.kill(os.getpid(), signal.SIGTERM)
     assert ended.wait(60)
     raise WorkerLeaves("SIGTERM")

@@ -98,32 +98,7 @@ def connect(
             )
         client = stack.enter_context(_client(distributed, place))
         waiting = Waiting(where, knobs.worker_timeout, say)
-        workers = Workers(client, waiting, versions=versions_of(libraries))
-        stack.enter_context(_counting(workers))
-        yield workers
-
-
-@contextlib.contextmanager
-def _counting(workers: Workers) -> Iterator[None]:
-    """Context in which workers that are gone are noted, as Dask reports them."""
-
-    def note_gone(event: tuple[float, Any]) -> None:
-        word = event[1]
-        if word.get("action") != "remove-worker":
-            return
-        # Its nanny may start another one at the same address, which is to be admitted anew.
-        address = word["worker"]
-        workers.fit.pop(address, None)
-        # Whoever looks may have seen that it is gone before this word of it comes.
-        if address in workers.asked.keys() - workers.left_out.keys():
-            workers.note_gone(address, died=not word["expected"])
-
-    workers.client.subscribe_topic("all", note_gone)
-    try:
-        yield
-    finally:  # else the scheduler complains of a client that is gone
-        with contextlib.suppress(Exception):  # the scheduler may be gone
-            workers.client.unsubscribe_topic("all")
+        yield Workers(client, waiting, versions=versions_of(libraries))
 
 
 @contextlib.contextmanager
@@ -131,7 +106,7 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
     """A scheduler in this process and ``count`` workers, each in its own process. If a worker dies,
     it is restarted."""
     loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    quiet = logging.CRITICAL  # `_counting` counts deaths
+    quiet = logging.CRITICAL  # `Workers` counts deaths
     options: dict[str, Any] = {**loopback, "nthreads": 1, "memory_limit": 0, "silence_logs": quiet}
     options["preload"] = [leaving.__name__, *([preload] if preload else [])]
     workers = {}

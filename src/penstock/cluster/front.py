@@ -187,8 +187,7 @@ class _Front:
     def _look(self, mark: object) -> None:
         """Note progress and, every `LOOK_S` seconds, which workers are there."""
         if mark != self.mark:
-            self.mark = mark
-            self.workers.waiting.progressed()
+            self.mark, self.workers.waiting.gone = mark, 0
         now = time.monotonic()
         if now - self.looked < LOOK_S:
             return
@@ -238,8 +237,7 @@ class _Front:
                     raise UsageError(value.unfit)
             return
         if not isinstance(value, FailedItem):
-            workers.served = True
-            workers.waiting.progressed()
+            workers.served, workers.waiting.gone = True, 0
         elif value.may_pass and given.faults < RETRIES:
             workers.retried += 1
             self.again.append((given.item, given.faults + 1))

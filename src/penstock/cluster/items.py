@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..base import DISTRIBUTION, Incomplete, PenstockError, UsageError, describe
 from .leaving import attend
 
 PYTHON, PENSTOCK = "Python", "Penstock"
+NEEDS = "; workers need this version of Penstock, on this version of Python"
 _CLOSE_AFTER_S = 1.0
 """Seconds until a worker that asked for it closes. The scheduler then knows how its item ended."""
 
@@ -89,9 +91,7 @@ def versions_of(libraries: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-async def admit(
-    token: str, versions: Mapping[str, str], dask_worker: Any
-) -> tuple[str, str] | None:
+async def admit(token: str, versions: Mapping[str, str], dask_worker: Any) -> None:
     """Let a worker take items, unless it has other versions than the client.
 
     Args:
@@ -100,8 +100,8 @@ async def admit(
         versions: The client's versions by name.
         dask_worker: The ``distributed.Worker``.
 
-    Returns:
-        The name and the version of what differs, or None.
+    Raises:
+        UnfitWorker: A version differs.
     """
     from distributed import Status
 
@@ -110,7 +110,8 @@ async def admit(
         theirs, parts = mine.get(name, version), 2 if name == PYTHON else None
         # What one version of Python pickles or compiles may not load in another.
         if theirs.split(".")[:parts] != version.split(".")[:parts]:
-            return name, theirs
+            cure = NEEDS if name in (PYTHON, PENSTOCK) else ""
+            raise UnfitWorker(f"it has {name} {theirs}, here it is {version}{cure}")
     await attend(dask_worker)
     await dask_worker.set_resources(**{token: 1})
     if dask_worker.status == Status.running:
@@ -118,7 +119,6 @@ async def admit(
         # only got a resource.
         dask_worker.status = Status.paused
         dask_worker.status = Status.running
-    return None
 
 
 async def dismiss(token: str, dask_worker: Any) -> None:
@@ -141,14 +141,9 @@ def close_after_item(reason: str) -> None:
     from distributed import Status, get_worker
 
     worker = get_worker()
-
-    def close() -> None:
-        worker.status = Status.paused
-        worker.loop.call_later(
-            _CLOSE_AFTER_S, worker.close, nanny=worker.nanny is None, reason=reason
-        )
-
-    worker.loop.add_callback(close)
+    worker.loop.add_callback(setattr, worker, "status", Status.paused)
+    close = partial(worker.close, nanny=False, reason=reason)
+    worker.loop.add_callback(worker.loop.call_later, _CLOSE_AFTER_S, close)
 
 
 def still_wanted() -> Callable[[], bool]:
@@ -160,9 +155,4 @@ def still_wanted() -> Callable[[], bool]:
 
     worker = get_worker()
     key = worker.get_current_task()
-
-    def wanted() -> bool:
-        task = worker.state.tasks.get(key)
-        return task is not None and task.state == "executing"
-
-    return wanted
+    return lambda: getattr(worker.state.tasks.get(key), "state", "") == "executing"

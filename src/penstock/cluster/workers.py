@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..base import Incomplete, UsageError, describe, format_bytes, format_seconds, plural
-from .items import PENSTOCK, PYTHON, admit, dismiss
+from .items import NEEDS, UnfitWorker, admit, dismiss
 
 ANSWER_S = 10.0
 """Seconds within which a worker must say whether it may take items."""
 
-SAY_S = 60.0
-"""Seconds between two sentences, after the first one."""
 FIRST_S = 10.0
-
-NEEDS = "; workers need this version of Penstock, on this version of Python"
+"""Seconds until it is said that there is no worker. Each further sentence comes after twice the
+time."""
 
 
 @dataclass(slots=True)
@@ -29,33 +28,19 @@ class Waiting:
 
     A worker that dies again and again is there most of the time. So its coming ends no wait: only
     progress does. Nor does it help to leave in order, again and again: a nanny whose worker takes
-    too much memory first sends SIGTERM. One that leaves once is replaced by the next.
+    too much memory first sends SIGTERM. One that is gone once is replaced by the next.
     """
 
     where: str
     """Name of the workers in messages."""
     timeout_s: float = float("inf")
     say: Callable[[str], None] = lambda sentence: None
-    gone: str = ""
-    """``left`` or ``died``, which workers did since there was progress; empty if none did."""
-    leaves: int = 0
-    """Number of workers that left since there was progress."""
+    gone: int = 0
+    """Number of workers that left or died since an item was done, or some of one saved."""
     limit: str = ""
     """The memory limit of the last one, as a sentence has it; empty if it had none."""
     _since: float = field(default_factory=lambda: time.monotonic())
-    _due: float = float("-inf")
-
-    def progressed(self) -> None:
-        """Note that an item is done, or that some of one is saved."""
-        self.gone, self.leaves = "", 0
-
-    def note_gone(self, died: bool) -> None:
-        """Note that a worker died or left."""
-        self.leaves += not died
-        if died:
-            self.gone = "died"
-        elif self.leaves > 1:
-            self.gone = self.gone or "left"
+    _due: float = FIRST_S
 
     def note(self, present: int) -> None:
         """Note how many workers take items now.
@@ -67,22 +52,22 @@ class Waiting:
             Incomplete: The wait has lasted too long.
         """
         now = time.monotonic()
-        if present and not self.gone:
-            self._since = now
+        if present and self.gone < 2:
+            self._since, self._due = now, FIRST_S
             return
-        self._due = max(self._due, self._since + FIRST_S)
-        waited = format_seconds(now - self._since)
-        if now - self._since >= self.timeout_s:
-            what = f"workers of {self.where}{self.limit} {self.gone}, and there was no progress"
-            if not present and self.gone != "died":
-                what = f"no worker of {self.where} was there"
+        waited = now - self._since
+        if waited >= self.timeout_s:
+            what = f"no worker of {self.where} was there"
+            if self.gone > 1:
+                gone = f"{self.gone} workers of {self.where}{self.limit} left or died"
+                what = f"{gone}, and there was no progress"
             raise Incomplete(
-                f"{what} for {waited} (--worker-timeout); if the run had begun, --resume "
-                "continues it"
+                f"{what} for {format_seconds(waited)} (--worker-timeout); if the run had begun, "
+                "--resume continues it"
             )
-        if not present and now >= self._due:
-            self._due = now + SAY_S
-            self.say(f"waiting for a worker of {self.where}, {waited} so far")
+        if not present and waited >= self._due:
+            self._due = 2 * waited
+            self.say(f"waiting for a worker of {self.where}, {format_seconds(waited)} so far")
 
 
 @dataclass(slots=True)
@@ -105,8 +90,6 @@ class Workers:
     deaths: int = 0
     retried: int = 0
     """Numbers of workers that died, and of items that failed and were tried again."""
-    asked: dict[str, int | None] = field(default_factory=dict)
-    """The memory limit of each worker that was ever asked to take items, in bytes, by address."""
     _facts: Mapping[str, Any] = field(default_factory=dict)
     """Dask's facts of each worker, by address."""
 
@@ -126,35 +109,34 @@ class Workers:
     def none_fits(self) -> bool:
         """Look which workers are there. Returns whether all are left out, and none ever served."""
         # A client whose scheduler is lost, and sought again, knows of none.
+        before = self._facts
         self._facts = self.client.scheduler_info(n_workers=-1).get("workers", {})
+        for address in before.keys() - self._facts.keys() - self.left_out.keys():
+            self._note_gone(address, before[address]["memory_limit"])
         # A worker whose memory is nearly full is paused, and may stay so.
         here = {each for each, facts in self._facts.items() if facts["status"] == "running"}
-        self._admit(here - self.fit.keys() - self.left_out.keys())
-        self.fit = {each: self._facts[each]["host"] for each in here & self.fit.keys()}
-        return bool(here) and here <= self.left_out.keys() and not self.served
-
-    def _admit(self, newcomers: Collection[str]) -> None:
-        limits = {each: self._facts[each].get("memory_limit") for each in newcomers}
-        self.asked.update(limits)  # before they answer, as loading Penstock may be their end
-        question = (admit, self.token, self.versions)
+        # A nanny may have started another one at the same address: it lacks the token.
+        had = {each for each in here if self.token in self._facts[each]["resources"]}
+        fit = had - self.left_out.keys()
+        question = admit, self.token, self.versions
+        newcomers = here - had - self.left_out.keys()
         for address, answer in self.ask_each(*question, within_s=ANSWER_S, of=newcomers).items():
             if answer is None:
-                self.fit[address] = ""
-            elif isinstance(answer, tuple):
-                name, theirs = answer
-                cure = NEEDS if name in (PYTHON, PENSTOCK) else ""
-                self.left_out[address] = (
-                    f"it has {name} {theirs}, here it is {self.versions[name]}{cure}"
-                )
+                fit.add(address)
+            elif isinstance(answer, UnfitWorker):
+                self.left_out[address] = str(answer)
             elif not isinstance(answer, OSError | LookupError):  # it is not gone, nor too slow
                 self.left_out[address] = f"it lacks this Penstock ({describe(answer)}){NEEDS}"
+        self.fit = {each: self._facts[each]["host"] for each in fit}
+        return bool(here) and here <= self.left_out.keys() and not self.served
 
-    def note_gone(self, address: str, *, died: bool) -> None:
+    def _note_gone(self, address: str, limit: int | None) -> None:
         """Note a worker that died or left, whose memory limit may be why."""
-        self.deaths += died
-        limit = self.asked.get(address)
-        self.waiting.note_gone(died)
+        self.waiting.gone += 1
         self.waiting.limit = f" (memory limit {format_bytes(limit)})" if limit else ""
+        with contextlib.suppress(Exception):  # the scheduler may be gone
+            words = [word for _, word in self.client.get_events(address)]
+            self.deaths += any(not word.get("expected", True) for word in words)
 
     def leave_out(self, address: str, reason: str) -> None:
         """Give a worker no more items.

@@ -110,7 +110,7 @@ class KeptRun:
             self.ends = ends.pop_all()
         grace = order.config.grace + MARGIN_S
         self._await_share()
-        before_leaving(order.topic, partial(self.close, "its worker", grace))
+        before_leaving[order.topic] = partial(self.close, "its worker", grace)
 
     def close(self, why: str, within_s: float = -1) -> None:
         """Close the log, once the share at work has written the blocks that are complete. No other
@@ -118,7 +118,7 @@ class KeptRun:
         self.run.request.ask(why)
         if self.lock.acquire(timeout=within_s):
             try:
-                before_leaving(self.order.topic, None)
+                before_leaving.pop(self.order.topic, None)
                 self._idle.cancel()
                 self.ends.close()
             finally:
