@@ -150,7 +150,7 @@ def test_an_infer_in_parts_of_which_one_dies_is_done_again(
 
     folder, words = tmp_path / "jobs", infer("parts.zarr")
     run_program(folder, *words, flags=["--array", "3"])
-    begin, *counting, parts, finish = [job.id for job in read_study(folder).jobs]
+    begin, *counting, parts, finish = [job.id for job in read_study(folder)]
     assert len(counting) == 2
     ended = until_ended(cluster, begin, *counting, parts, finish)
     assert {row.id: row.signal for row in ended[parts]} == {

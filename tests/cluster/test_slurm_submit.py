@@ -5,6 +5,7 @@ What needs a running SLURM stands in `test_slurm_cluster`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -409,8 +410,8 @@ def test_an_array_is_a_table_of_what_is_alike(
     last = submitted(id="6", name="finish", array=None, command=["infer", "--finish"],
                      waits_for="afterany:5")  # fmt: skip
     other = submitted(id="7", name="mine", array="1-2", kind="program", command=["true"])
-    study = slurm.SlurmStudy(jobs=(first, submitted(), last, other))
-    (tmp_path / "study.json").write_text(study.model_dump_json())
+    listed = [each.model_dump() for each in (first, submitted(), last, other)]
+    (tmp_path / "study.json").write_text(json.dumps(listed))
     shown = told("5_4", "PENDING", "JobArrayTaskLimit") + told("6", "PENDING", "Dependency")
     shown += told("5_5", "PENDING", "JobArrayTaskLimit")
     said = "5_0|COMPLETED|0:0|n1\n5_1|FAILED|3:0|n2\n5_2|COMPLETED|0:0|n2\n"

@@ -112,8 +112,8 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
     workers = {}
     for number in range(count):
         gpu = {"CUDA_VISIBLE_DEVICES": str(number % max(1, gpus))}
-        of_gpu: dict[str, Any] = {"resources": {"GPU": 1}, "env": gpu} if gpus else {}
-        workers[number] = {"cls": distributed.Nanny, "options": options | of_gpu}
+        mine = {**options, "resources": {"GPU": 1}, "env": gpu} if gpus else options
+        workers[number] = {"cls": distributed.Nanny, "options": mine}
     scheduler = {
         "cls": distributed.Scheduler,
         "options": {**loopback, "dashboard": False, "port": 0},

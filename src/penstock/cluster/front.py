@@ -118,11 +118,8 @@ def wait_for_worker(workers: Workers, check: Callable[[], object] = lambda: None
         UsageError: No worker may take part.
         Incomplete: No worker came within ``--worker-timeout``.
     """
-    while True:
+    while not workers.look():
         check()
-        workers.look()
-        if workers.fit:
-            return
         time.sleep(TICK_S)
 
 
@@ -231,9 +228,9 @@ class _Front:
         if isinstance(value, NotDone):
             self.again.append((given.item, given.faults))
             if value.unfit:
-                workers.leave_out(value.address, value.unfit)
+                none_fits = workers.leave_out(value.address, value.unfit)
                 too_many = len(workers.left_out) >= self.most_unfit and not workers.served
-                if too_many or workers.none_fits():
+                if too_many or none_fits:
                     raise UsageError(value.unfit)
             return
         if not isinstance(value, FailedItem):

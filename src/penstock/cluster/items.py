@@ -6,6 +6,7 @@ another process. The client decides whether the item is given out again.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -84,10 +85,8 @@ def versions_of(libraries: Iterable[str]) -> dict[str, str]:
     """The versions of Python, of Penstock, and of distributions that are installed, by name."""
     versions = {PYTHON: platform.python_version()}
     for name in (PENSTOCK, *libraries):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(DISTRIBUTION if name == PENSTOCK else name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

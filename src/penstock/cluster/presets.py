@@ -34,14 +34,14 @@ def slurm_preset(name: str | None) -> Mapping[str, Any]:
     """
     if name is None:
         return {}
-    if "/" in name or name.endswith((".yaml", ".yml")):
-        return read_settings(Path(name).expanduser(), "--preset")
-    if name not in (names := shipped_presets()):
+    is_path = "/" in name or name.endswith((".yaml", ".yml"))
+    if not is_path and name not in (names := shipped_presets()):
         raise UsageError(
             f"--preset {name!r}: no such preset; there are {', '.join(names)}, and any YAML file "
             "by its path, such as ./mine.yaml"
         )
-    return read_settings(SHIPPED / f"{name}.yaml", "--preset")
+    path = Path(name).expanduser() if is_path else SHIPPED / f"{name}.yaml"
+    return read_settings(path, "--preset")
 
 
 def read_settings(path: Path, flag: str) -> dict[str, Any]:

@@ -12,9 +12,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ..base import (
     PenstockError,
@@ -50,21 +49,14 @@ class SlurmJob(BaseModel):
     """The job that it waits for in a chain, such as ``afterok:12``."""
 
 
-class SlurmStudy(BaseModel):
-    """The jobs that were submitted from one folder."""
+def read_study(path: Path) -> list[SlurmJob]:
+    """The jobs that were submitted from one folder, from the folder or its file.
 
-    model_config = ConfigDict(frozen=True)
-
-    format: Literal["penstock-study"] = "penstock-study"
-    version: Literal[1] = 1
-    jobs: tuple[SlurmJob, ...] = ()
-
-
-def read_study(path: Path) -> SlurmStudy:
-    """The study in a file, or in a folder. Raises `UsageError` if it cannot be read."""
+    Raises `UsageError` if the file cannot be read.
+    """
     path = path / STUDY_FILE if path.is_dir() else path
     try:
-        return SlurmStudy.model_validate_json(path.read_text())
+        return TypeAdapter(list[SlurmJob]).validate_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValidationError, UnicodeDecodeError) as error:
@@ -110,8 +102,8 @@ def submit_steps(steps: Sequence[Step], python: str) -> Iterator[SlurmJob]:
             job = submit_job(step.config, step.command, python, waits_for)
         except PenstockError as error:
             if waits_for:
-                refused = ask_slurm(["scancel", *reversed(chain)]).returncode
-                fate = "must be cancelled by hand" if refused else "are cancelled again"
+                left = ask_slurm(["scancel", *reversed(chain)]).returncode
+                fate = "must be cancelled by hand" if left else "are cancelled again"
                 error.args = (f"{error}; the jobs before it ({', '.join(chain)}) {fate}",)
             raise
         chain.append(job.id)
@@ -166,8 +158,8 @@ def _enter(folder: Path, job: SlurmJob) -> None:
     """Add a job to the folder's list. Other processes may do so at the same time."""
     with (folder / f".{STUDY_FILE}.lock").open("a") as lock:
         lock_file(lock, wait=True)
-        before = read_study(folder) if (folder / STUDY_FILE).exists() else SlurmStudy()
-        write_json(folder / STUDY_FILE, SlurmStudy(jobs=(*before.jobs, job)).model_dump())
+        jobs = read_study(folder) if (folder / STUDY_FILE).exists() else []
+        write_json(folder / STUDY_FILE, [each.model_dump() for each in (*jobs, job)])
 
 
 def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:

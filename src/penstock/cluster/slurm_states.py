@@ -134,10 +134,9 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
         UsageError: SLURM refuses.
     """
     ended = ask_slurm(["scancel", *jobs])
-    if ended.returncode or "error: " in ended.stderr:
-        complaint = complaint_of(ended)
-        if "already comp" not in complaint.lower():
-            raise UsageError(f"SLURM did not cancel {' '.join(jobs)}: {complaint}")
+    complaint, refused = complaint_of(ended), ended.returncode or "error: " in ended.stderr
+    if refused and "already comp" not in complaint.lower():
+        raise UsageError(f"SLURM did not cancel {' '.join(jobs)}: {complaint}")
 
 
 def _rows(text: str) -> Iterator[JobState]:
@@ -171,10 +170,10 @@ def _elements(number: str) -> list[str]:
 def _exit(text: str) -> tuple[int | None, int | None]:
     """Parse an exit code and a signal: ``3:0``, or the status of a process, in which the code is
     the high byte."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    if match is None:
+    code, _, number = text.partition(":")
+    if not code.isdecimal():
         return None, None
-    return (int(match[1]), int(match[2])) if match[2] else (int(text) >> 8, int(text) & 127)
+    return (int(code), int(number)) if number else (int(code) >> 8, int(code) & 127)
 
 
 def _or_none(text: str) -> str | None:
@@ -200,7 +199,7 @@ def job_statuses(targets: Sequence[str]) -> list[JobState]:
         if is_job_number(target):
             submitted.setdefault(target)
         else:
-            submitted |= {job.id: job for job in read_study(Path(target)).jobs}
+            submitted |= {job.id: job for job in read_study(Path(target))}
     rows = list[JobState]()
     for number, states in job_states([*submitted]).items():
         job = submitted[number]

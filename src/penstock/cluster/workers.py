@@ -93,8 +93,8 @@ class Workers:
     _facts: Mapping[str, Any] = field(default_factory=dict)
     """Dask's facts of each worker, by address."""
 
-    def look(self) -> None:
-        """Look which workers are there, and let newcomers take items.
+    def look(self) -> bool:
+        """Look which workers are there, and let newcomers take items. Returns whether any does.
 
         Raises:
             UsageError: No worker may take part, and none ever could.
@@ -105,14 +105,11 @@ class Workers:
             why = self.left_out[address]
             raise UsageError(f"--cluster: no worker can take part. {address}: {why}")
         self.waiting.note(len(self.fit))
+        return bool(self.fit)
 
     def none_fits(self) -> bool:
         """Look which workers are there. Returns whether all are left out, and none ever served."""
-        # A client whose scheduler is lost, and sought again, knows of none.
-        before = self._facts
-        self._facts = self.client.scheduler_info(n_workers=-1).get("workers", {})
-        for address in before.keys() - self._facts.keys() - self.left_out.keys():
-            self._note_gone(address, before[address]["memory_limit"])
+        self._see()
         # A worker whose memory is nearly full is paused, and may stay so.
         here = {each for each, facts in self._facts.items() if facts["status"] == "running"}
         # A nanny may have started another one at the same address: it lacks the token.
@@ -130,24 +127,32 @@ class Workers:
         self.fit = {each: self._facts[each]["host"] for each in fit}
         return bool(here) and here <= self.left_out.keys() and not self.served
 
-    def _note_gone(self, address: str, limit: int | None) -> None:
-        """Note a worker that died or left, whose memory limit may be why."""
-        self.waiting.gone += 1
-        self.waiting.limit = f" (memory limit {format_bytes(limit)})" if limit else ""
-        with contextlib.suppress(Exception):  # the scheduler may be gone
-            words = [word for _, word in self.client.get_events(address)]
-            self.deaths += any(not word.get("expected", True) for word in words)
+    def _see(self) -> None:
+        """See which workers are there, and note those that left or died since."""
+        before = self._facts
+        # A client whose scheduler is lost, and sought again, knows of none.
+        self._facts = self.client.scheduler_info(n_workers=-1).get("workers", {})
+        for address in before.keys() - self._facts.keys() - self.left_out.keys():
+            limit = before[address]["memory_limit"]  # it may be why
+            self.waiting.gone += 1
+            self.waiting.limit = f" (memory limit {format_bytes(limit)})" if limit else ""
+            with contextlib.suppress(Exception):  # the scheduler may be gone
+                words = [word for _, word in self.client.get_events(address)]
+                self.deaths += any(not word.get("expected", True) for word in words)
 
-    def leave_out(self, address: str, reason: str) -> None:
+    def leave_out(self, address: str, reason: str) -> bool:
         """Give a worker no more items.
 
         Args:
             address: Its address.
             reason: Why, in a sentence.
+
+        Returns:
+            True if all are left out, and none ever served.
         """
         self.left_out[address] = reason
-        self.fit.pop(address, None)
         self.ask_each(dismiss, self.token, within_s=ANSWER_S, of=[address])
+        return self.none_fits()
 
     def ask_each(
         self,
@@ -202,9 +207,10 @@ class Workers:
         Returns:
             The sentences.
         """
-        notes = []
-        if self.deaths:
-            notes.append(f"Workers: {plural(self.deaths, 'worker')} died on the way")
-        if self.retried:
-            notes.append(f"{kind.capitalize()}s: {self.retried} failed and tried again")
-        return notes + [f"Left out: {address}: {why}" for address, why in self.left_out.items()]
+        self._see()
+        counts = {
+            f"Workers: {plural(self.deaths, 'worker')} died on the way": self.deaths,
+            f"{kind.capitalize()}s: {self.retried} failed and tried again": self.retried,
+        }
+        left_out = [f"Left out: {address}: {why}" for address, why in self.left_out.items()]
+        return [note for note, count in counts.items() if count] + left_out

@@ -8,6 +8,7 @@ client is killed, another one goes on with ``--resume``.
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import time
 import uuid
@@ -118,8 +119,8 @@ def settled(config: AnyConfig) -> AnyConfig:
 
     Raises `UsageError` for a model, input or output in memory, which no other process can open.
     """
-    given = {name: getattr(config, name, None) for name in _ABSOLUTE}
-    changes = {name: _ABSOLUTE[name](value) for name, value in given.items() if value is not None}
+    given = ((name, getattr(config, name, None), make) for name, make in _ABSOLUTE.items())
+    changes = {name: make(value) for name, value, make in given if value is not None}
     return config.model_copy(update=changes)
 
 
@@ -132,10 +133,9 @@ def absolute_place(spec: Any) -> Any:
         return tuple(map(absolute_place, spec))
     if not isinstance(spec, str | Path | dict):
         raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
-    text = str(spec)
-    if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):
+    if isinstance(spec, dict) or re.match(r"\s*\{|.*://", str(spec)):
         return spec
-    return str(Path(text).absolute())
+    return type(spec)(Path(spec).absolute())
 
 
 def absolute_reference(name: Any) -> str:
@@ -150,15 +150,9 @@ def absolute_reference(name: Any) -> str:
     return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
 
 
-def absolute_path(path: Path | str) -> Path | str:
-    """Make a local path absolute. Return a URL as it is."""
-    return path.absolute() if isinstance(path, Path) else path
-
-
 _ABSOLUTE: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("in_spec", "out_spec", "intensity"), absolute_place),
+    **dict.fromkeys("in_spec out_spec intensity weights run_dir table".split(), absolute_place),
     **dict.fromkeys(("model_type", "decoder"), absolute_reference),
-    **dict.fromkeys(("weights", "run_dir", "table"), absolute_path),
 }
 """Functions that make settings absolute, by the names of those that name a place."""
 
@@ -182,7 +176,7 @@ class _Client:
             update={
                 "resume": True,
                 "overwrite": False,
-                "run_dir": absolute_path(job.run_dir or ""),
+                "run_dir": absolute_place(job.run_dir),
                 # On a CPU, each worker takes as many for a forward as the one that plans.
                 "threads": job.config.threads or job.made_by["threads"],
             }
@@ -191,7 +185,6 @@ class _Client:
             uuid.uuid4().hex[:12], config, job.plan.geometry.part, journal.run, workers.peers()
         )
         self.began = self.looked = time.monotonic()
-        self.asked_end = False
 
     def run(self) -> Summary:
         """Count, compute, and check that nothing is missing."""
@@ -204,7 +197,7 @@ class _Client:
                 counts = COUNTS_PER_WORKER * shared_by
                 complete = True in self._shared(worker_side.count_share_of, counts)
             startup = time.monotonic() - self.began
-            if lacks:
+            if lacks and not self.request.why:
                 elements = min(SHARES_PER_WORKER * shared_by, len(self.job.plan.parts))
                 self._shared(worker_side.compute_share_of, elements)
         finally:
@@ -221,7 +214,7 @@ class _Client:
         done = share_pieces(
             self.workers, function, shares, "share", "run again with --resume",
             work_of=lambda share: (self.order, share), progress=self._tick, saved=self._saved,
-            ending=lambda: bool(self.request.why),
+            ending=self._ends,
         )  # fmt: skip
         return [value for _, value in done]
 
@@ -231,12 +224,11 @@ class _Client:
         return sum(written_in(self.job.plan.parts, n, self.journal.done) for n in numbers)
 
     def _tick(self) -> int:
-        """Attend to a request to end, and look into the logs now and then.
+        """Look into the logs now and then, and raise if the workers take too long to end.
 
         Returns the number of blocks written, which `share` takes as the progress of the job.
         """
-        if self.request.why:
-            self._ask_end()
+        self.request.check(self.job.config.grace + MARGIN_S)
         if time.monotonic() - self.looked >= LOOK_S:
             self._look()
         return len(self.journal.done)
@@ -253,18 +245,17 @@ class _Client:
         if self.progress is not None:
             self.progress(_progress(self.job.plan, self.journal, now - self.began))
 
-    def _ask_end(self) -> None:
-        """Ask the workers once to write the blocks that are complete, and wait for them."""
-        within = self.job.config.grace + MARGIN_S
-        if not self.asked_end:
-            self.asked_end = True
+    def _ends(self) -> bool:
+        """Whether the job is to end. Then workers are asked to write the blocks that are complete,
+        once, as `share` does not ask again."""
+        if why := self.request.why:
             self.say(
-                f"{self.request.why}: workers write the blocks that are complete, for "
-                f"{format_seconds(within)} at most; a second signal ends the job at once"
+                f"{why}: workers write the blocks that are complete, for "
+                f"{format_seconds(self.job.config.grace + MARGIN_S)} at most; a second signal ends "
+                "the job at once"
             )
-            asked = (worker_side.ask_end, self.order.topic, self.request.why)
-            self.workers.ask_each(*asked, within_s=MARGIN_S)
-        self.request.check(within)
+            self.workers.ask_each(worker_side.ask_end, self.order.topic, why, within_s=MARGIN_S)
+        return bool(why)
 
     def _check_complete(self) -> None:
         """Raise `Incomplete` unless every block is noted in a log."""
@@ -322,7 +313,7 @@ def label_on_cluster(
     """
     labelling = Labelling(settled(config))
     with connect(config, say, preload="penstock.inference.objects.block_work") as workers:
-        wait_for_worker(workers)
+        wait_for_worker(workers)  # before the outputs are made
 
         def over(each: Round, lacking: list[int]) -> Iterator[tuple[int, str]]:
             topic = uuid.uuid4().hex
