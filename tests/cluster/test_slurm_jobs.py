@@ -322,7 +322,6 @@ def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "sentence"),
     [
         (["--study", "0"], "--study '0' is not a list of numbers of devices such as 1,4,8"),
-        (["--study", "1,4,4"], "--study 1,4,4 names a size twice"),
         (["--study", "6", "--preset", "raven-4gpu"], "6 ranks do not fill 2 nodes of 4 each"),
         (["--study", "1,2", "--array", "0-1"], "does not go with --array"),
         (["--study", "1,2", "--output", "log"], "--output log: the jobs of --study need a file"),

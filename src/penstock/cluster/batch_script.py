@@ -38,7 +38,6 @@ def slurm_script(
     """
     _check_words(command.words)
     variables = (variable.partition("=") for variable in config.env)
-    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in variables]
     environment: list[str] = []
     if config.modules:
         environment += ["module purge", f"module load {shlex.join(config.modules)}"]
@@ -51,7 +50,7 @@ def slurm_script(
         "",
         "set -e",
         *environment,
-        *exports,
+        *(f"export {name}={shlex.quote(value)}" for name, _, value in variables),
         # exec, so that SLURM's signals to the script reach the command.
         f"exec {_command(config, command, python)}",
     ]
@@ -164,10 +163,7 @@ def parse_sizes(text: str) -> list[int]:
     """
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text, re.ASCII):
         raise UsageError(f"--study {text!r} is not a list of numbers of devices such as 1,4,8")
-    sizes = [int(number) for number in text.split(",")]
-    if len(set(sizes)) < len(sizes):
-        raise UsageError(f"--study {text} names a size twice")
-    return sizes
+    return [int(number) for number in text.split(",")]
 
 
 def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:

@@ -96,7 +96,11 @@ def connect(
                 f"--cluster {address} is none of local, local:N and an address such as "
                 "tcp://HOST:8786"
             )
-        client = stack.enter_context(_client(distributed, place))
+        with warnings.catch_warnings():
+            # Dask warns of another Python with a table; `Workers.look` says it in a sentence.
+            warnings.filterwarnings("ignore", r"(?s)\s*Mismatched versions found.*\| python ")
+            client = distributed.Client(place, timeout=CONNECT_S, set_as_default=False)
+        stack.enter_context(contextlib.closing(client))
         waiting = Waiting(where, knobs.worker_timeout, say)
         yield Workers(client, waiting, versions=versions_of(libraries))
 
@@ -159,13 +163,3 @@ def _check_scheduler(distributed: Any, address: str) -> None:
     except Exception as error:  # another server may answer anything
         why = describe(error) or f"within {CONNECT_S:.0f} s"
         raise UsageError(f"--cluster {address}: no scheduler answers there ({why})") from error
-
-
-@contextlib.contextmanager
-def _client(distributed: Any, where: Any) -> Iterator[Any]:
-    with warnings.catch_warnings():
-        # Dask warns of another Python with a table; `Workers.look` says it in a sentence.
-        warnings.filterwarnings("ignore", r"(?s)\s*Mismatched versions found.*\| python ")
-        client = distributed.Client(where, timeout=CONNECT_S, set_as_default=False)
-    with contextlib.closing(client):
-        yield client

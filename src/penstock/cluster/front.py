@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from ..base import Incomplete, PenstockError, UsageError, describe, format_bytes, plural
-from .items import FailedItem, NotDone, guarded
+from .items import FailedItem, guarded
 from .workers import Workers
 
 LOOK_S = 1.0
@@ -135,7 +135,7 @@ class _Given(NamedTuple):
 
 
 _END = object()
-_LOST = NotDone("", "")
+_LOST = FailedItem("", left_by="")
 """The value of an item that no worker has any more."""
 
 
@@ -225,21 +225,21 @@ class _Front:
             future.add_done_callback(self.finished.put)
             return
         del self.given[future.key]
-        if isinstance(value, NotDone):
-            self.again.append((given.item, given.faults))
-            if value.unfit:
-                none_fits = workers.leave_out(value.address, value.unfit)
-                too_many = len(workers.left_out) >= self.most_unfit and not workers.served
-                if too_many or none_fits:
-                    raise UsageError(value.unfit)
-            return
         if not isinstance(value, FailedItem):
             workers.served, workers.waiting.gone = True, 0
+            yield given.item, value
+        elif value.left_by is not None:
+            self.again.append((given.item, given.faults))
+            if value.sentence:
+                none_fits = workers.leave_out(value.left_by, value.sentence)
+                too_many = len(workers.left_out) >= self.most_unfit and not workers.served
+                if too_many or none_fits:
+                    raise UsageError(value.sentence)
         elif value.may_pass and given.faults < RETRIES:
             workers.retried += 1
             self.again.append((given.item, given.faults + 1))
-            return
-        yield given.item, value
+        else:
+            yield given.item, value
 
     def _value_of(self, given: _Given) -> Any:
         """The value of an item that has ended; its future if that has still to be fetched."""

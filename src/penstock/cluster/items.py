@@ -33,26 +33,20 @@ class WorkerLeaves(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class FailedItem:
-    """An item that failed, in the place of its value."""
+    """An item that failed, or that another worker is to do, in the place of its value."""
 
     sentence: str
     exit_code: int = 1
     may_pass: bool = False
     """True for a fault: the item may succeed when it is tried again."""
+    left_by: str | None = None
+    """The address of the worker that did not do the item; another one is to do it. The sentence
+    then says why the worker may not take part at all, and is empty if it only leaves."""
 
     def error(self) -> PenstockError:
         """The failure as an exception of this process that has the same exit code."""
         kinds = {2: UsageError, 3: Incomplete}
         return kinds.get(self.exit_code, PenstockError)(self.sentence)
-
-
-@dataclass(frozen=True, slots=True)
-class NotDone:
-    """The worker at this address did not do an item; another one is to do it."""
-
-    address: str
-    unfit: str
-    """Why the worker may not take part at all; empty if it only leaves."""
 
 
 def guarded(function: Callable[[Any], Any], item: Any) -> Any:
@@ -63,7 +57,7 @@ def guarded(function: Callable[[Any], Any], item: Any) -> Any:
         item: Its argument.
 
     Returns:
-        What ``function`` returns, or `NotDone`, or a `FailedItem`.
+        What ``function`` returns, or a `FailedItem`.
     """
     from distributed import get_worker
 
@@ -71,7 +65,7 @@ def guarded(function: Callable[[Any], Any], item: Any) -> Any:
         return function(item)
     except (UnfitWorker, WorkerLeaves) as error:
         unfit = describe(error) if isinstance(error, UnfitWorker) else ""
-        return NotDone(get_worker().address, unfit)
+        return FailedItem(unfit, left_by=get_worker().address)
     except Exception as error:
         ours = isinstance(error, PenstockError)
         sentence = f"{'' if ours else f'{type(error).__name__}: '}{describe(error)}"

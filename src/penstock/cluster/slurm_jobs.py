@@ -150,16 +150,12 @@ def submit_job(
         array=config.array,
         waits_for=waits_for,
     )
-    _enter(folder, job)
-    return job
-
-
-def _enter(folder: Path, job: SlurmJob) -> None:
-    """Add a job to the folder's list. Other processes may do so at the same time."""
+    # Other processes may add a job to the list at the same time.
     with (folder / f".{STUDY_FILE}.lock").open("a") as lock:
         lock_file(lock, wait=True)
         jobs = read_study(folder) if (folder / STUDY_FILE).exists() else []
         write_json(folder / STUDY_FILE, [each.model_dump() for each in (*jobs, job)])
+    return job
 
 
 def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -149,10 +149,8 @@ def _rows(text: str) -> Iterator[JobState]:
             continue
         restarted = int(restarts) if restarts.isdecimal() else starts[number]
         starts[number] += 1
-        ending = _exit(code)
-        for job in _elements(number):
-            word = state.split()[0]
-            yield JobState(job, word, _or_none(reason), *ending, restarted, _or_none(nodes))
+        facts = state.split()[0], _or_none(reason), *_exit(code), restarted, _or_none(nodes)
+        yield from (JobState(job, *facts) for job in _elements(number))
 
 
 def _elements(number: str) -> list[str]:
@@ -178,8 +176,8 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 
 def _or_none(text: str) -> str | None:
     """The text; None if it is one of SLURM's words for "no value"."""
-    text = text.strip()
-    return None if text in ("", "None", "(null)", "None assigned", "Unknown") else text
+    nothing = ("", "None", "(null)", "None assigned", "Unknown")
+    return None if text.strip() in nothing else text.strip()
 
 
 def job_statuses(targets: Sequence[str]) -> list[JobState]:
@@ -196,7 +194,8 @@ def job_statuses(targets: Sequence[str]) -> list[JobState]:
     """
     submitted: dict[str, SlurmJob | None] = {}
     for target in targets:
-        if is_job_number(target):
+        # A file may have a number for its name.
+        if re.fullmatch(r"\d+(_\d+)?", target, re.ASCII) and not Path(target).exists():
             submitted.setdefault(target)
         else:
             submitted |= {job.id: job for job in read_study(Path(target))}
@@ -210,11 +209,6 @@ def job_statuses(targets: Sequence[str]) -> list[JobState]:
         rows += [replace(state, job=job) for state in states]
         rows += [JobState(each, UNKNOWN, job=job) for each in forgotten]
     return rows
-
-
-def is_job_number(target: str) -> bool:
-    """Whether ``target`` is the number of a job or element, and no file has that name."""
-    return bool(re.fullmatch(r"\d+(_\d+)?", target, re.ASCII)) and not Path(target).exists()
 
 
 def in_ranges(numbers: Iterable[str]) -> list[str]:

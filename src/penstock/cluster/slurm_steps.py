@@ -85,10 +85,9 @@ def check_command(config: SlurmConfig, command: Command) -> None:
             "--array 3,7"
         )
     if config.nodes > 1:
-        apart = "; --array N cuts it into N jobs" if command.words[0] in CUT else ""
-        raise UsageError(
-            f"--nodes {config.nodes}: penstock {command.words[0]} runs on one node{apart}"
-        )
+        verb = command.words[0]
+        apart = "; --array N cuts it into N jobs" * (verb in CUT)
+        raise UsageError(f"--nodes {config.nodes}: penstock {verb} runs on one node{apart}")
 
 
 def steps_of(config: SlurmConfig, command: Command) -> list[Step]:

@@ -101,9 +101,8 @@ class Workers:
             Incomplete: There was no worker, or no progress, for too long.
         """
         if self.none_fits():
-            address = min(self._facts.keys() & self.left_out.keys())
-            why = self.left_out[address]
-            raise UsageError(f"--cluster: no worker can take part. {address}: {why}")
+            first = min(self._facts.keys() & self.left_out.keys())
+            raise UsageError(f"--cluster: no worker can take part. {first}: {self.left_out[first]}")
         self.waiting.note(len(self.fit))
         return bool(self.fit)
 
@@ -182,11 +181,10 @@ class Workers:
             return await asyncio.gather(*map(answer, addresses), return_exceptions=True)
 
         asked = [*(self.fit if of is None else of)]
-        try:
+        with contextlib.suppress(Exception):  # the scheduler is gone
             answers = self.client.sync(all_of, asked, callback_timeout=2 * within_s)
-        except Exception:  # the scheduler is gone
-            return {}
-        return dict(zip(asked, answers, strict=True))
+            return dict(zip(asked, answers, strict=True))
+        return {}
 
     @property
     def resources(self) -> dict[str, float]:

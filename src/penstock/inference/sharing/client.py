@@ -21,14 +21,12 @@ from ...base import (
     Incomplete,
     InferConfig,
     LabelConfig,
-    PenstockError,
     UsageError,
     format_seconds,
     plural,
     share_of,
 )
 from ...cluster import FailedItem, Workers, connect, share, share_pieces, wait_for_worker
-from ...data import OutputLock, is_transient
 from ...instruments import Nvml
 from ..objects.block_work import BlockOrder, do_order
 from ..objects.label_run import LabelSummary, Round
@@ -95,15 +93,14 @@ def run_on_cluster(
         with begun(job, Prepared(job.plan.geometry.part, config.workers or 1)) as (journal, lock):
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.create)
-            client = _Client(job, workers, journal, lock, progress, request, say)
+            client = _Client(job, workers, journal, progress, request, say)
             return completed(job, journal, lock, client.run(), request)
 
 
 def _opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> RemoteJob:
     """The job, opened by a worker. Raises the error of a worker if none can open it."""
-    order = config, workers.peers(), platform.node()
     ((_, job),) = share(
-        workers, worker_side.open_job, [order],
+        workers, worker_side.open_job, [(config, workers.peers(), platform.node())],
         progress=lambda: request.check(0), most_unfit=OPENERS + len(workers.left_out),
     )  # fmt: skip
     if isinstance(job, FailedItem):
@@ -165,12 +162,11 @@ class _Client:
         job: RemoteJob,
         workers: Workers,
         journal: Journal,
-        lock: OutputLock,
         progress: Callable[[Progress], None] | None,
         request: EndRequest,
         say: Callable[[str], None],
     ) -> None:
-        self.job, self.workers, self.journal, self.lock = job, workers, journal, lock
+        self.job, self.workers, self.journal = job, workers, journal
         self.progress, self.request, self.say = progress, request, say
         config = job.config.model_copy(
             update={
@@ -194,8 +190,8 @@ class _Client:
             lacks = len(self.journal.done) < self.job.plan.num_blocks
             complete = not (lacks and self.job.counts)
             while not complete and not self.request.why:  # more than 16 bits take two rounds
-                counts = COUNTS_PER_WORKER * shared_by
-                complete = True in self._shared(worker_side.count_share_of, counts)
+                done = self._shared(worker_side.count_share_of, COUNTS_PER_WORKER * shared_by)
+                complete = True in done
             startup = time.monotonic() - self.began
             if lacks and not self.request.why:
                 elements = min(SHARES_PER_WORKER * shared_by, len(self.job.plan.parts))
@@ -220,8 +216,8 @@ class _Client:
 
     def _saved(self, share: str) -> int:
         """Number of blocks of a share that are written."""
-        numbers = self.job.plan.parts.share(*share_of(share))
-        return sum(written_in(self.job.plan.parts, n, self.journal.done) for n in numbers)
+        parts = self.job.plan.parts
+        return sum(written_in(parts, n, self.journal.done) for n in parts.share(*share_of(share)))
 
     def _tick(self) -> int:
         """Look into the logs now and then, and raise if the workers take too long to end.
@@ -234,13 +230,8 @@ class _Client:
         return len(self.journal.done)
 
     def _look(self) -> None:
-        """Read the logs, and show the progress."""
+        """Read the logs, and show the progress. Before each write a worker looks at the lock."""
         self.looked = now = time.monotonic()
-        try:
-            self.lock.check()
-        except PenstockError as error:  # workers report it themselves if it lasts
-            if not is_transient(error):
-                raise
         self.journal.refresh()
         if self.progress is not None:
             self.progress(_progress(self.job.plan, self.journal, now - self.began))
