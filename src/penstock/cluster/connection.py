@@ -23,7 +23,7 @@ from ..base import (
 )
 from . import leaving
 from .items import versions_of
-from .workers import Waiting, Workers
+from .workers import Workers
 
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""
@@ -101,8 +101,7 @@ def connect(
             warnings.filterwarnings("ignore", r"(?s)\s*Mismatched versions found.*\| python ")
             client = distributed.Client(place, timeout=CONNECT_S, set_as_default=False)
         stack.enter_context(contextlib.closing(client))
-        waiting = Waiting(where, knobs.worker_timeout, say)
-        yield Workers(client, waiting, versions=versions_of(libraries))
+        yield Workers(client, where, knobs.worker_timeout, say, versions_of(libraries))
 
 
 @contextlib.contextmanager
@@ -151,8 +150,8 @@ def _check_scheduler(distributed: Any, address: str) -> None:
     """
 
     async def ask() -> None:
-        arguments = distributed.Security().get_connection_args("client")
-        async with distributed.rpc(address, connection_args=arguments) as there:
+        how = distributed.Security().get_connection_args("client")
+        async with distributed.rpc(address, connection_args=how) as there:
             about = await asyncio.wait_for(there.identity(), CONNECT_S)
             if about["type"] != "Scheduler":
                 raise UsageError(f"it is the address of a {about['type'].lower()}")

@@ -184,14 +184,15 @@ class _Front:
     def _look(self, mark: object) -> None:
         """Note progress and, every `LOOK_S` seconds, which workers are there."""
         if mark != self.mark:
-            self.mark, self.workers.waiting.gone = mark, 0
+            self.mark = mark
+            self.workers.gone.clear()
         now = time.monotonic()
         if now - self.looked < LOOK_S:
             return
         self.looked = now
         if self.client.status not in ("running", "connecting"):
             raise PenstockError(
-                f"the scheduler of {self.workers.waiting.where} is gone; run again with --resume"
+                f"the scheduler of {self.workers.where} is gone; run again with --resume"
             )
         self.workers.look()
 
@@ -226,7 +227,8 @@ class _Front:
             return
         del self.given[future.key]
         if not isinstance(value, FailedItem):
-            workers.served, workers.waiting.gone = True, 0
+            workers.served = True
+            workers.gone.clear()
             yield given.item, value
         elif value.left_by is not None:
             self.again.append((given.item, given.faults))

@@ -40,7 +40,7 @@ class FailedItem:
     may_pass: bool = False
     """True for a fault: the item may succeed when it is tried again."""
     left_by: str | None = None
-    """The address of the worker that did not do the item; another one is to do it. The sentence
+    """Address of the worker that did not do the item; another one is to do it. The sentence
     then says why the worker may not take part at all, and is empty if it only leaves."""
 
     def error(self) -> PenstockError:

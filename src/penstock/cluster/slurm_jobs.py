@@ -205,8 +205,8 @@ def requeue_job(job: str, became: str) -> None:
         PenstockError: SLURM refused.
     """
     # Printed before SLURM is asked, because SLURM ends the job at once.
-    line = f"penstock launch: job {job} {became} and goes back into the queue"
-    print(line, file=sys.stderr, flush=True)
+    sys.stderr.write(f"penstock launch: job {job} {became} and goes back into the queue\n")
+    sys.stderr.flush()
     ended = ask_slurm(["scontrol", "requeue", job])
     if ended.returncode:
         raise PenstockError(f"job {job} {became} and was not requeued: {complaint_of(ended)}")

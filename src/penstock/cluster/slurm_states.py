@@ -27,7 +27,7 @@ from ..base import (
 from .slurm_jobs import SlurmJob, ask_slurm, complaint_of, read_study
 
 UNKNOWN = "unknown to SLURM"
-"""In the place of the state of a job that SLURM has forgotten."""
+"""The state of a job that SLURM has forgotten."""
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
 ) | {UNKNOWN}

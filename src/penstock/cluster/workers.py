@@ -23,60 +23,16 @@ time."""
 
 
 @dataclass(slots=True)
-class Waiting:
-    """Measures how long no worker has been there, or how long workers go without progress.
-
-    A worker that dies again and again is there most of the time. So its coming ends no wait: only
-    progress does. Nor does it help to leave in order, again and again: a nanny whose worker takes
-    too much memory first sends SIGTERM. One that is gone once is replaced by the next.
-    """
-
-    where: str
-    """Name of the workers in messages."""
-    timeout_s: float = float("inf")
-    say: Callable[[str], None] = lambda sentence: None
-    gone: int = 0
-    """Number of workers that left or died since an item was done, or some of one saved."""
-    limit: str = ""
-    """The memory limit of the last one, as a sentence has it; empty if it had none."""
-    _since: float = field(default_factory=lambda: time.monotonic())
-    _due: float = FIRST_S
-
-    def note(self, present: int) -> None:
-        """Note how many workers take items now.
-
-        Args:
-            present: Their number.
-
-        Raises:
-            Incomplete: The wait has lasted too long.
-        """
-        now = time.monotonic()
-        if present and self.gone < 2:
-            self._since, self._due = now, FIRST_S
-            return
-        waited = now - self._since
-        if waited >= self.timeout_s:
-            what = f"no worker of {self.where} was there"
-            if self.gone > 1:
-                gone = f"{self.gone} workers of {self.where}{self.limit} left or died"
-                what = f"{gone}, and there was no progress"
-            raise Incomplete(
-                f"{what} for {format_seconds(waited)} (--worker-timeout); if the run had begun, "
-                "--resume continues it"
-            )
-        if not present and waited >= self._due:
-            self._due = 2 * waited
-            self.say(f"waiting for a worker of {self.where}, {format_seconds(waited)} so far")
-
-
-@dataclass(slots=True)
 class Workers:
     """A Dask client and its workers, with what a job needs to know of them."""
 
     client: Any
     """The ``distributed.Client``."""
-    waiting: Waiting
+    where: str
+    """Name of the workers in messages."""
+    timeout_s: float = float("inf")
+    """Longest time without a worker, or in which workers go and nothing is done."""
+    say: Callable[[str], None] = lambda sentence: None
     versions: Mapping[str, str] = field(default_factory=dict)
     """The client's versions of what a worker must have, by name."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
@@ -90,8 +46,13 @@ class Workers:
     deaths: int = 0
     retried: int = 0
     """Numbers of workers that died, and of items that failed and were tried again."""
+    gone: list[int | None] = field(default_factory=list)
+    """Memory limits of the workers that left or died since an item was done, or some of one saved.
+    One is replaced by the next."""
     _facts: Mapping[str, Any] = field(default_factory=dict)
     """Dask's facts of each worker, by address."""
+    _since: float = field(default_factory=lambda: time.monotonic())
+    _due: float = FIRST_S
 
     def look(self) -> bool:
         """Look which workers are there, and let newcomers take items. Returns whether any does.
@@ -103,8 +64,43 @@ class Workers:
         if self.none_fits():
             first = min(self._facts.keys() & self.left_out.keys())
             raise UsageError(f"--cluster: no worker can take part. {first}: {self.left_out[first]}")
-        self.waiting.note(len(self.fit))
-        return bool(self.fit)
+        return self.wait(len(self.fit))
+
+    def wait(self, present: int) -> bool:
+        """Measure how long no worker has been there, or how long workers go without progress.
+
+        A worker that dies again and again is there most of the time. So its coming ends no wait:
+        only progress does. Nor does it help to leave in order, again and again: a nanny whose
+        worker takes too much memory first sends SIGTERM.
+
+        Args:
+            present: The number of workers that take items now.
+
+        Returns:
+            Whether any does.
+
+        Raises:
+            Incomplete: The wait has lasted too long.
+        """
+        now = time.monotonic()
+        if present and len(self.gone) < 2:
+            self._since, self._due = now, FIRST_S
+            return True
+        waited = now - self._since
+        if waited >= self.timeout_s:
+            what = f"no worker of {self.where} was there"
+            if len(self.gone) > 1:
+                limit = f" (memory limit {format_bytes(self.gone[-1])})" if self.gone[-1] else ""
+                gone = f"{len(self.gone)} workers of {self.where}{limit} left or died"
+                what = f"{gone}, and there was no progress"
+            raise Incomplete(
+                f"{what} for {format_seconds(waited)} (--worker-timeout); if the run had begun, "
+                "--resume continues it"
+            )
+        if not present and waited >= self._due:
+            self._due = 2 * waited
+            self.say(f"waiting for a worker of {self.where}, {format_seconds(waited)} so far")
+        return present > 0
 
     def none_fits(self) -> bool:
         """Look which workers are there. Returns whether all are left out, and none ever served."""
@@ -132,9 +128,7 @@ class Workers:
         # A client whose scheduler is lost, and sought again, knows of none.
         self._facts = self.client.scheduler_info(n_workers=-1).get("workers", {})
         for address in before.keys() - self._facts.keys() - self.left_out.keys():
-            limit = before[address]["memory_limit"]  # it may be why
-            self.waiting.gone += 1
-            self.waiting.limit = f" (memory limit {format_bytes(limit)})" if limit else ""
+            self.gone.append(before[address]["memory_limit"])  # it may be why
             with contextlib.suppress(Exception):  # the scheduler may be gone
                 words = [word for _, word in self.client.get_events(address)]
                 self.deaths += any(not word.get("expected", True) for word in words)

@@ -198,8 +198,7 @@ class _Client:
                 self._shared(worker_side.compute_share_of, elements)
         finally:
             if not isinstance(sys.exception(), KeyboardInterrupt):  # a second signal: at once
-                within = self.job.config.grace + 2 * MARGIN_S
-                self.workers.ask_each(worker_side.leave, self.order.topic, within_s=within)
+                self._leave("the client")
         self._look()
         self._check_complete()
         return self._summary(before, startup)
@@ -245,8 +244,13 @@ class _Client:
                 f"{format_seconds(self.job.config.grace + MARGIN_S)} at most; a second signal ends "
                 "the job at once"
             )
-            self.workers.ask_each(worker_side.ask_end, self.order.topic, why, within_s=MARGIN_S)
+            self._leave(why)
         return bool(why)
+
+    def _leave(self, why: str) -> None:
+        """Have workers close the job, once they have written the blocks that are complete."""
+        within = self.job.config.grace + 2 * MARGIN_S
+        self.workers.ask_each(worker_side.leave, self.order.topic, why, within_s=within)
 
     def _check_complete(self) -> None:
         """Raise `Incomplete` unless every block is noted in a log."""

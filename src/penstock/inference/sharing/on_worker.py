@@ -207,14 +207,8 @@ def compute_share_of(work: tuple[JobOrder, str]) -> None:
     _kept(order).do(calculate)
 
 
-async def ask_end(topic: str, why: str) -> None:
-    """Ask a worker to write the blocks that are complete and to end its share."""
-    if (kept := _KEPT.get(topic)) is not None:
-        kept.run.request.ask(why)
-
-
-async def leave(topic: str) -> None:
-    """Close a job on a worker."""
+async def leave(topic: str, why: str) -> None:
+    """Close a job on a worker, once the share at work has written the blocks that are complete."""
     if (kept := _KEPT.pop(topic, None)) is not None:
-        # In a thread, as the worker's heartbeats must go on while a share that was given up ends.
-        await asyncio.to_thread(kept.close, "the client")
+        # In a thread, as the worker's heartbeats must go on while the share ends.
+        await asyncio.to_thread(kept.close, why)
