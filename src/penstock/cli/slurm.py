@@ -182,7 +182,8 @@ def config_of(args: argparse.Namespace, command: Command) -> SlurmConfig:
     flags = {key: value for key, value in vars(args).items() if key in SlurmConfig.model_fields}
     settings = read_settings(args.config, "--config") if args.config else {}
     defaults = FOREIGN if command.kind == "program" else {}
-    return build(SlurmConfig, defaults, slurm_preset(args.preset), settings, flags)
+    preset = {} if args.preset is None else slurm_preset(args.preset)
+    return build(SlurmConfig, defaults, preset, settings, flags)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -196,9 +196,8 @@ def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:
         "ntasks_per_node": tasks,
     }
     if config.gpus_per_node is not None:
-        kind, colon, _ = config.gpus_per_node.rpartition(":")
-        changes["gpus_per_node"] = f"{kind}{colon}{tasks}"
+        changes["gpus_per_node"] = re.sub(r"\d+$", str(tasks), config.gpus_per_node)
     if config.mem is not None and tasks < full:
-        number, unit = re.fullmatch(r"(\d+)([KMGT]?)", config.mem).groups()  # type: ignore[union-attr]
-        changes["mem"] = f"{-(-int(number) * tasks // full)}{unit}"
+        whole = int(config.mem.rstrip("KMGT"))
+        changes["mem"] = config.mem.replace(str(whole), str(-(-whole * tasks // full)))
     return SlurmConfig.model_validate({**config.model_dump(exclude_unset=True), **changes})

@@ -122,8 +122,10 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
         "options": {**loopback, "dashboard": False, "port": 0},
     }
     dask = require("dask", "cluster")
-    nanny = "distributed.nanny.pre-spawn-environ"
-    variables = {f"{nanny}.{name}": text for name, text in WORKER_ENVIRONMENT.items()}
+    variables = {
+        f"distributed.nanny.pre-spawn-environ.{name}": text
+        for name, text in WORKER_ENVIRONMENT.items()
+    }
     lost = {
         # After this, a lost worker is replaced; before, its nanny may restart it.
         "distributed.deploy.lost-worker-timeout": "60s",

@@ -24,7 +24,7 @@ from .workers import Workers
 LOOK_S = 1.0
 """Seconds between two looks at the workers."""
 TICK_S = 0.5
-"""Most seconds between two calls of ``progress``."""
+"""Most seconds between two calls of ``ending``."""
 FETCH_S = 20.0
 """Most seconds for fetching a value. Dask computes it again if it was lost with its worker."""
 RETRIES = 2
@@ -54,8 +54,8 @@ def share(
             another worker does the item.
         items: The items, taken one by one as workers need them.
         work_of: From an item, the argument of ``function``; the item itself by default.
-        progress: Called every half second or more often. A value unlike the last one is progress.
-            What it raises ends the sharing.
+        progress: Called once a second. A value unlike the last one is progress. What it raises
+            ends the sharing.
         saved: What is saved of an item, such as a number of blocks. If that has changed when
             workers have died on the item, the item is given out again.
         ending: Whether no more items are to be given out. Those that run are waited for.
@@ -167,10 +167,9 @@ class _Front:
     def run(
         self, progress: Callable[[], object], ending: Callable[[], bool]
     ) -> Iterator[tuple[Any, Any]]:
-        self.mark = progress()
         try:
             while True:
-                self._look(progress())
+                self._look(progress)
                 self.ends = self.ends or ending()
                 self._refill()
                 if not self.given and (self.ends or (self.exhausted and not self.again)):
@@ -181,15 +180,14 @@ class _Front:
             with contextlib.suppress(Exception):  # the scheduler may be gone
                 self.client.cancel([each.future for each in self.given.values()])
 
-    def _look(self, mark: object) -> None:
-        """Note progress and, every `LOOK_S` seconds, which workers are there."""
-        if mark != self.mark:
+    def _look(self, progress: Callable[[], object]) -> None:
+        """Every `LOOK_S` seconds, note whether there is progress, and which workers are there."""
+        if time.monotonic() - self.looked < LOOK_S:
+            return
+        self.looked = time.monotonic()
+        if (mark := progress()) != self.mark:
             self.mark = mark
             self.workers.gone.clear()
-        now = time.monotonic()
-        if now - self.looked < LOOK_S:
-            return
-        self.looked = now
         if self.client.status not in ("running", "connecting"):
             raise PenstockError(
                 f"the scheduler of {self.workers.where} is gone; run again with --resume"

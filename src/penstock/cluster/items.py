@@ -45,8 +45,7 @@ class FailedItem:
 
     def error(self) -> PenstockError:
         """The failure as an exception of this process that has the same exit code."""
-        kinds = {2: UsageError, 3: Incomplete}
-        return kinds.get(self.exit_code, PenstockError)(self.sentence)
+        return {2: UsageError, 3: Incomplete}.get(self.exit_code, PenstockError)(self.sentence)
 
 
 def guarded(function: Callable[[Any], Any], item: Any) -> Any:
@@ -70,8 +69,7 @@ def guarded(function: Callable[[Any], Any], item: Any) -> Any:
         ours = isinstance(error, PenstockError)
         sentence = f"{'' if ours else f'{type(error).__name__}: '}{describe(error)}"
         code = getattr(error, "exit_code", 1) if ours else 1
-        causes = (error, error.__cause__)
-        ends = any(isinstance(each, PenstockError) and each.ends_job for each in causes)
+        ends = any(getattr(each, "ends_job", False) for each in (error, error.__cause__))
         return FailedItem(sentence, code, may_pass=not ends and code != UsageError.exit_code)
 
 

@@ -20,8 +20,8 @@ def shipped_presets() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def slurm_preset(name: str | None) -> Mapping[str, Any]:
-    """The settings of a preset; none if ``name`` is None.
+def slurm_preset(name: str) -> Mapping[str, Any]:
+    """The settings of a preset.
 
     Args:
         name: A name, or the path of a YAML file: it ends in .yaml or .yml, or holds a slash.
@@ -32,8 +32,6 @@ def slurm_preset(name: str | None) -> Mapping[str, Any]:
     Raises:
         UsageError: There is no such preset, or a setting in it is wrong.
     """
-    if name is None:
-        return {}
     is_path = "/" in name or name.endswith((".yaml", ".yml"))
     if not is_path and name not in (names := shipped_presets()):
         raise UsageError(

@@ -221,6 +221,5 @@ def _need(name: str) -> None:
 def complaint_of(ended: subprocess.CompletedProcess[str]) -> str:
     """The error that a command printed, without the name of the command."""
     text = (ended.stderr or ended.stdout).strip()
-    error = re.search(r".*error: (.*)", text)
-    said = error[1] if error else text.rpartition("\n")[2]
-    return said.strip() or f"exit code {ended.returncode}"
+    error = re.search(r".*error: (.*)", text) or re.search(r"(.*)$", text)
+    return (error[1].strip() if error else "") or f"exit code {ended.returncode}"

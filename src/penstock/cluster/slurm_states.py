@@ -89,8 +89,6 @@ def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
     Raises:
         PenstockError: SLURM does not answer.
     """
-    if not jobs:
-        return {}
     rows = _of_each(jobs, _controlled(jobs))
     # The controller forgets an element some minutes after its end, while others still run.
     unsure = [job for job in jobs if [row.id for row in rows[job]] != [job]]
@@ -247,8 +245,8 @@ def table_of(rows: Iterable[JobState]) -> list[str]:
         (label,) = in_ranges(row.id for row in same)
         nodes = {row.nodes for row in same if row.nodes}
         where = f"{len(nodes)} different" if len(nodes) > 1 else "".join(nodes)
-        name, ranks = (job.name, str(job.ranks)) if job is not None else ("", "")
-        table.append((label, name, ranks, where, words))
+        named = (job.name, str(job.ranks)) if job is not None else ("", "")
+        table.append((label, *named, where, words))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()

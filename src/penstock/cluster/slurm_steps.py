@@ -85,9 +85,10 @@ def check_command(config: SlurmConfig, command: Command) -> None:
             "--array 3,7"
         )
     if config.nodes > 1:
-        verb = command.words[0]
-        apart = "; --array N cuts it into N jobs" * (verb in CUT)
-        raise UsageError(f"--nodes {config.nodes}: penstock {verb} runs on one node{apart}")
+        apart = "; --array N cuts it into N jobs" if command.words[0] in CUT else ""
+        raise UsageError(
+            f"--nodes {config.nodes}: penstock {command.words[0]} runs on one node{apart}"
+        )
 
 
 def steps_of(config: SlurmConfig, command: Command) -> list[Step]:
@@ -155,6 +156,5 @@ def _on_one_gpu(config: SlurmConfig) -> dict[str, Any]:
     """
     changes = config.model_dump(exclude_unset=True)
     if config.gpus > 1:
-        kind, colon, _ = str(config.gpus_per_node).rpartition(":")
-        changes["gpus_per_node"] = f"{kind}{colon}1"
+        changes["gpus_per_node"] = re.sub(r"\d+$", "1", str(config.gpus_per_node))
     return changes

@@ -50,8 +50,6 @@ COUNTS_PER_WORKER = 4
 OPENERS = 3
 """Number of workers that fail to open the job before it is given up: the fault may be the user's,
 and a cluster may have a thousand workers."""
-LOOK_S = 1.0
-"""Seconds between two looks into the logs and at the workers."""
 AnyConfig = TypeVar("AnyConfig", InferConfig, LabelConfig)
 
 
@@ -180,7 +178,7 @@ class _Client:
         self.order = JobOrder(
             uuid.uuid4().hex[:12], config, job.plan.geometry.part, journal.run, workers.peers()
         )
-        self.began = self.looked = time.monotonic()
+        self.began = time.monotonic()
 
     def run(self) -> Summary:
         """Count, compute, and check that nothing is missing."""
@@ -205,9 +203,9 @@ class _Client:
 
     def _shared(self, function: Callable[[tuple[JobOrder, str]], Any], elements: int) -> list[Any]:
         """Have workers do all shares. Returns what the function returned for each."""
-        shares = (f"{each}/{elements}" for each in range(1, elements + 1))
         done = share_pieces(
-            self.workers, function, shares, "share", "run again with --resume",
+            self.workers, function, (f"{each}/{elements}" for each in range(1, elements + 1)),
+            "share", "run again with --resume",
             work_of=lambda share: (self.order, share), progress=self._tick, saved=self._saved,
             ending=self._ends,
         )  # fmt: skip
@@ -219,21 +217,20 @@ class _Client:
         return sum(written_in(parts, n, self.journal.done) for n in parts.share(*share_of(share)))
 
     def _tick(self) -> int:
-        """Look into the logs now and then, and raise if the workers take too long to end.
+        """Look into the logs, and raise if the workers take too long to end.
 
         Returns the number of blocks written, which `share` takes as the progress of the job.
         """
         self.request.check(self.job.config.grace + MARGIN_S)
-        if time.monotonic() - self.looked >= LOOK_S:
-            self._look()
+        self._look()
         return len(self.journal.done)
 
     def _look(self) -> None:
         """Read the logs, and show the progress. Before each write a worker looks at the lock."""
-        self.looked = now = time.monotonic()
         self.journal.refresh()
         if self.progress is not None:
-            self.progress(_progress(self.job.plan, self.journal, now - self.began))
+            seconds = time.monotonic() - self.began
+            self.progress(_progress(self.job.plan, self.journal, seconds))
 
     def _ends(self) -> bool:
         """Whether the job is to end. Then workers are asked to write the blocks that are complete,

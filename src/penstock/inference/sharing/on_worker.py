@@ -105,12 +105,13 @@ class KeptRun:
             ends.enter_context(self.run.at_work())
             self.ends = ends.pop_all()
         self._await_share()
-        grace = order.config.grace + MARGIN_S
-        before_leaving[order.topic] = partial(self.close, "its worker", grace)
+        end = partial(self.close, "its worker", order.config.grace + MARGIN_S)
+        before_leaving[order.topic] = end
 
     def close(self, why: str, within_s: float = -1) -> None:
         """Close the log, once the share at work has written the blocks that are complete. No other
         share begins. ``within_s`` is the longest time to wait for it, if it is not negative."""
+        _KEPT.pop(self.order.topic, None)
         self.run.request.ask(why)
         if self.lock.acquire(timeout=within_s):
             try:
@@ -150,17 +151,10 @@ class KeptRun:
         return value
 
     def _await_share(self) -> None:
-        """Close the job if no share comes for `IDLE_S`."""
-        self._idle = threading.Timer(IDLE_S, self._give_up)
+        """Close the job if no share comes for `IDLE_S`. One that comes just then is done later."""
+        self._idle = threading.Timer(IDLE_S, self.close, ["a lack of shares"])
         self._idle.daemon = True
         self._idle.start()
-
-    def _give_up(self) -> None:
-        """Close the job, unless a share has begun."""
-        with _OPENING:
-            if not self.lock.locked():
-                _KEPT.pop(self.order.topic, None)
-                self.close("a lack of shares")
 
 
 _KEPT: dict[str, KeptRun] = {}
@@ -171,9 +165,9 @@ def _kept(order: JobOrder) -> KeptRun:
     """The run of an order, which is opened if this process has not done so yet."""
     with _OPENING:
         if order.topic not in _KEPT:
-            for topic, kept in [*_KEPT.items()]:
+            for kept in [*_KEPT.values()]:
                 if kept.order.config.run_dir == order.config.run_dir:  # its client was killed
-                    _KEPT.pop(topic).close("another client")
+                    kept.close("another client")
             try:
                 _KEPT[order.topic] = KeptRun(order)
             except UsageError as error:  # another worker could open it: this one lacks something
@@ -209,6 +203,6 @@ def compute_share_of(work: tuple[JobOrder, str]) -> None:
 
 async def leave(topic: str, why: str) -> None:
     """Close a job on a worker, once the share at work has written the blocks that are complete."""
-    if (kept := _KEPT.pop(topic, None)) is not None:
+    if (kept := _KEPT.get(topic)) is not None:
         # In a thread, as the worker's heartbeats must go on while the share ends.
         await asyncio.to_thread(kept.close, why)

@@ -30,8 +30,8 @@ from ..stages.statistics import Counting
 from ..stages.summary import Progress, Summary, merged, summaries_of
 
 StepOutcome = tuple[str, Summary | None]
-"""What a step has done, in a sentence, and the summary of a share for --part, of the whole job for
---finish, else None."""
+"""A sentence that says what a step has done, and the summary of a share for --part, of the whole
+job for --finish, else None."""
 
 
 def run_step(
@@ -71,11 +71,10 @@ def _prepare(job: Job) -> StepOutcome:
         Run(job, journal, lock).open_outputs()
         lock.hand_over()
     counting = f"--statistics i/{elements} for each i, then " * job.values.counted
-    sentence = (
+    return (
         f"Prepared {plural(len(job.plan.parts), 'part')} for {plural(elements, 'element')} in "
         f"{journal.folder}; next {counting}--part i/{elements}, then --finish"
-    )
-    return sentence, None
+    ), None
 
 
 @contextlib.contextmanager
@@ -130,8 +129,11 @@ def _finish(job: Job) -> StepOutcome:
 def _lacking(job: Job, missing: dict[int, int]) -> Incomplete:
     """The error that says which shares are to be started again."""
     elements, parts = Prepared.read(job.run_dir).elements, job.plan.parts
-    shares = {element: parts.share(element, elements) for element in range(1, elements + 1)}
-    again = [each for each, share in shares.items() if not missing.keys().isdisjoint(share)]
+    again = [
+        element
+        for element in range(1, elements + 1)
+        if not missing.keys().isdisjoint(parts.share(element, elements))
+    ]
     numbers = number_ranges(again)
     which = f"--part i/{elements} for each i of {numbers}, each in a process of its own"
     if len(again) == 1:  # --array 2 would be two elements
@@ -155,5 +157,7 @@ def _together(job: Job, journal: Journal) -> Summary:
         for element, of in starts.items()
     }
     longest = max((summary.seconds for summary in each.values()), default=0.0)
-    note = "The time is that of the slowest element; they may have run one after the other"
-    return merged(each, longest, planned, [note])
+    return merged(
+        each, longest, planned,
+        ["The time is that of the slowest element; they may have run one after the other"],
+    )  # fmt: skip
