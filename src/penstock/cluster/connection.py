@@ -152,8 +152,8 @@ def _check_scheduler(distributed: Any, address: str) -> None:
     """
 
     async def ask() -> None:
-        how = distributed.Security().get_connection_args("client")
-        async with distributed.rpc(address, connection_args=how) as there:
+        arguments = distributed.Security().get_connection_args("client")
+        async with distributed.rpc(address, connection_args=arguments) as there:
             about = await asyncio.wait_for(there.identity(), CONNECT_S)
             if about["type"] != "Scheduler":
                 raise UsageError(f"it is the address of a {about['type'].lower()}")

@@ -58,7 +58,8 @@ def share(
             ends the sharing.
         saved: What is saved of an item, such as a number of blocks. If that has changed when
             workers have died on the item, the item is given out again.
-        ending: Whether no more items are to be given out. Those that run are waited for.
+        ending: Whether no more items are to be given out. Those that run are waited for. It is not
+            called again once it is true.
         most_unfit: Number of workers that may be unfit before the first item is done.
 
     Yields:

@@ -102,8 +102,8 @@ def submit_steps(steps: Sequence[Step], python: str) -> Iterator[SlurmJob]:
             job = submit_job(step.config, step.command, python, waits_for)
         except PenstockError as error:
             if waits_for:
-                left = ask_slurm(["scancel", *reversed(chain)]).returncode
-                fate = "must be cancelled by hand" if left else "are cancelled again"
+                refused = ask_slurm(["scancel", *reversed(chain)]).returncode
+                fate = "must be cancelled by hand" if refused else "are cancelled again"
                 error.args = (f"{error}; the jobs before it ({', '.join(chain)}) {fate}",)
             raise
         chain.append(job.id)

@@ -246,7 +246,7 @@ class _Client:
 
     def _leave(self, why: str) -> None:
         """Have workers close the job, once they have written the blocks that are complete."""
-        within = self.job.config.grace + 2 * MARGIN_S
+        within = self.job.config.grace + MARGIN_S
         self.workers.ask_each(worker_side.leave, self.order.topic, why, within_s=within)
 
     def _check_complete(self) -> None:
