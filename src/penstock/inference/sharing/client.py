@@ -78,8 +78,10 @@ def run_on_cluster(
         PenstockError: The scheduler does not answer any more.
     """
     config, request = settled(config), request or EndRequest()
-    preload = "penstock.inference.opening.job"  # so that workers load torch side by side
-    with connect(config, say, gpus=len(Nvml()()), preload=preload) as workers:
+    with connect(
+        config, say, gpus=len(Nvml()()),
+        preload="penstock.inference.opening.job",  # so that workers load torch side by side
+    ) as workers:  # fmt: skip
         wait_for_worker(workers, lambda: request.check(0))
         if config.workers is None:
             config = config.model_copy(update={"workers": len(workers.fit)})

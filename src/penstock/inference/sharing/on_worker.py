@@ -74,8 +74,9 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
         except UsageError as error:
             raise UnfitWorker(describe(error)) from error
     # What the worker has decided on patches holds for all.
-    decided = {name: getattr(job.config, name) for name in ("patch", "overlap", "batch", "box")}
-    config = config.model_copy(update=decided)
+    config = config.model_copy(
+        update={name: getattr(job.config, name) for name in ("patch", "overlap", "batch", "box")}
+    )
     return RemoteJob(
         config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
         job.net.model.in_channels, job.head_facts, job.way, job.values.counted,
@@ -105,8 +106,9 @@ class KeptRun:
             ends.enter_context(self.run.at_work())
             self.ends = ends.pop_all()
         self._await_share()
-        end = partial(self.close, "its worker", order.config.grace + MARGIN_S)
-        before_leaving[order.topic] = end
+        before_leaving[order.topic] = partial(
+            self.close, "its worker", order.config.grace + MARGIN_S
+        )
 
     def close(self, why: str, within_s: float = -1) -> None:
         """Close the log, once the share at work has written the blocks that are complete. No other
