@@ -96,7 +96,7 @@ def rates() -> Iterator[Row]:
     with connect(OnWorkers(cluster="local:2")) as workers:
         for number in range(3):
             began = time.monotonic()
-            done = sum(1 for _ in share(workers, noop, range(NOOPS), window=4))
+            done = sum(1 for _ in share(workers, noop, range(NOOPS)))
             ours = done / (time.monotonic() - began)
             began = time.monotonic()
             futures = workers.client.map(noop, range(NOOPS), pure=False)

@@ -44,7 +44,6 @@ from penstock.cluster import (
     wait_for_worker,
 )
 from penstock.cluster import workers as waiting
-from penstock.cluster.workers import Waiting
 
 from ..later import imported_later
 from ..preloaded import forked_workers
@@ -320,46 +319,43 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(now: list[float]) -> None:
     said = list[str]()
-    wait = Waiting("local", 300, said.append)
-    wait.note(0)
+    wait = Workers(None, "local", 300, said.append)
+    wait.wait(0)
     now[0] = 250
-    wait.note(0)
-    wait.note(1)
+    wait.wait(0)
+    wait.wait(1)
     now[0] = 500
-    wait.note(0)
+    wait.wait(0)
     assert said[0] == "waiting for a worker of local, 4 min 10 s so far"
     now[0] = 551
     with pytest.raises(Incomplete, match="no worker of local was there for 5 min 1 s"):
-        wait.note(0)
+        wait.wait(0)
 
 
-@pytest.mark.parametrize("how", ["died", "left"])  # a nanny sends SIGTERM first
 def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
-    how: str, now: list[float]
+    now: list[float],
 ) -> None:
-    wait = Waiting("local", 300)
+    wait = Workers(None, "local", 300)
     for now[0] in range(0, 1000, 100):  # each death is followed by progress
-        wait.gone = how
-        wait.progressed()
-        wait.note(1)
+        wait.gone = [None]
+        wait.wait(1)
+    wait.gone = [None, 2**30]
     for now[0] in (1000, 1100, 1199):
-        wait.gone = how
-        wait.note(1)
-    now[0], wait.limit = 1200, " (memory limit 1.00 GiB)"
-    said = rf"of local \(memory limit 1.00 GiB\) {how}, and there was no progress for 5 min 0 s"
+        wait.wait(1)
+    now[0] = 1200
+    said = r"^2 workers of local \(memory limit 1.00 GiB\) left or died, and there was no progress "
     with pytest.raises(Incomplete, match=said):
-        wait.note(1)
+        wait.wait(1)
 
 
 def test_a_worker_that_leaves_once_is_replaced_by_the_next(now: list[float]) -> None:
-    wait = Waiting("local", 300)
-    wait.note_gone(died=False)
+    wait = Workers(None, "local", 300, gone=[None])
     for now[0] in (200, 400):
-        wait.note(1)
-    wait.note_gone(died=False)
+        wait.wait(1)
+    wait.gone.append(None)
     now[0] = 700
-    with pytest.raises(Incomplete, match="of local left, and there was no progress for 5 min 0 s"):
-        wait.note(1)
+    with pytest.raises(Incomplete, match="left or died, and there was no progress for 5 min 0 s"):
+        wait.wait(1)
 
 
 def dies(number: int) -> int:
@@ -408,7 +404,7 @@ def leave_on(number: int) -> int:
         ended.set()
         time.sleep(0.2)
 
-    before_leaving("here", end)
+    before_leaving["here"] = end
     os.kill(os.getpid(), signal.SIGTERM)
     assert ended.wait(60)
     raise WorkerLeaves("SIGTERM")

@@ -150,7 +150,7 @@ def test_an_infer_in_parts_of_which_one_dies_is_done_again(
 
     folder, words = tmp_path / "jobs", infer("parts.zarr")
     run_program(folder, *words, flags=["--array", "3"])
-    begin, *counting, parts, finish = [job.id for job in read_study(folder).jobs]
+    begin, *counting, parts, finish = [job.id for job in read_study(folder)]
     assert len(counting) == 2
     ended = until_ended(cluster, begin, *counting, parts, finish)
     assert {row.id: row.signal for row in ended[parts]} == {
@@ -158,7 +158,7 @@ def test_an_infer_in_parts_of_which_one_dies_is_done_again(
     }  # fmt: skip
     capsys.readouterr()
     assert main(["slurm", "status", str(folder)]) == 1
-    assert "exit code 3: parts are missing, and its log names them" in capsys.readouterr().out
+    assert "exit code 3: its log says how to go on" in capsys.readouterr().out
     assert "--part 2/3" in (folder / f"slurm-{finish}.out").read_text()
 
     (tmp_path / "again").touch()

@@ -44,7 +44,7 @@ def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("PATH", "SLURM_CONF"):
             patch.setenv(name, cluster.environment[name])
         assert submit(folder, "--study", "1,2", "--job-name", NAME, *ONE_OF_EACH) == 0
-        for job in read_study(folder).jobs:
+        for job in read_study(folder):
             until(cluster, folder, job.id, "COMPLETED")
     return folder
 
@@ -54,7 +54,7 @@ def submit(folder: Path, *words: str) -> int:
 
 
 def newest(folder: Path) -> str:
-    return read_study(folder).jobs[-1].id
+    return read_study(folder)[-1].id
 
 
 def state(job: str) -> JobState:
@@ -125,7 +125,7 @@ def test_ranks_on_nodes_of_unequal_shares(cluster: Cluster) -> None:
 def test_a_study_ends_and_leaves_its_results(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, two = read_study(whole).jobs
+    one, two = read_study(whole)
     assert (one.name, one.ranks, one.nodes) == (f"{NAME}-1", 1, 1)
     assert (two.name, two.ranks, two.nodes) == (f"{NAME}-2", 2, 2)
     shown = subprocess.run(

@@ -90,7 +90,7 @@ def test_workers_of_dask_that_slurm_starts_do_a_volume(used: Cluster) -> None:
         try:
             assert main(words("out.zarr", "--cluster", address, "--workers", "2")) == 0
         finally:
-            used.say("scancel", read_study(JOBS).jobs[-1].id)
+            used.say("scancel", read_study(JOBS)[-1].id)
             scheduler.terminate()
     assert json.loads(Path("out.zarr.penstock/summary.json").read_text())["workers"]
     assert main(words("alone.zarr")) == 0

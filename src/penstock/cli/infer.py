@@ -80,11 +80,11 @@ def run_config(config: InferConfig, *, dry: bool) -> int:
     request = EndRequest()
     with shown_progress() as progress, _asked_by_signals(request):
         if config.is_element:
-            step = run_step(job, progress, request)
-            summary, sentences = step.summary, [step.sentence]
+            sentence, summary = run_step(job, progress, request)
         else:
-            summary, sentences = run_job(job, progress, request), []
-    print("\n".join([*(summary.lines() if summary else ()), *sentences]))
+            sentence, summary = "", run_job(job, progress, request)
+    lines = summary.lines() if summary else ()
+    print(*filter(None, (*lines, sentence)), sep="\n")
     return 0
 
 

@@ -182,19 +182,20 @@ def config_of(args: argparse.Namespace, command: Command) -> SlurmConfig:
     flags = {key: value for key, value in vars(args).items() if key in SlurmConfig.model_fields}
     settings = read_settings(args.config, "--config") if args.config else {}
     defaults = FOREIGN if command.kind == "program" else {}
-    return build(SlurmConfig, defaults, slurm_preset(args.preset), settings, flags)
+    preset = {} if args.preset is None else slurm_preset(args.preset)
+    return build(SlurmConfig, defaults, preset, settings, flags)
 
 
 def _status(args: argparse.Namespace) -> int:
     rows = job_statuses(args.jobs)
     print(*table_of(rows), sep="\n")
-    return max((row.code() for row in rows), default=0)
+    return max((row.code for row in rows), default=0)
 
 
 def _cancel(args: argparse.Namespace) -> int:
     # Cancel a chain of jobs from its end, because ending a job would start the next one.
     rows = reversed(job_statuses(args.jobs))
-    going = in_ranges(row.id for row in rows if row.state is not None and not row.state.ended)
+    going = in_ranges(row.id for row in rows if not row.ended)
     if going:
         cancel_jobs(going)
     print(f"cancelled: {', '.join(going)}" if going else "none of them is waiting or running")

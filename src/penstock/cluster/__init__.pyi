@@ -27,7 +27,6 @@ from .slurm_jobs import check_places as check_places
 from .slurm_jobs import requeue_job as requeue_job
 from .slurm_jobs import slurm_scripts as slurm_scripts
 from .slurm_jobs import submit_steps as submit_steps
-from .slurm_states import JobStatus as JobStatus
 from .slurm_states import cancel_jobs as cancel_jobs
 from .slurm_states import in_ranges as in_ranges
 from .slurm_states import job_statuses as job_statuses

@@ -38,7 +38,6 @@ def slurm_script(
     """
     _check_words(command.words)
     variables = (variable.partition("=") for variable in config.env)
-    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in variables]
     environment: list[str] = []
     if config.modules:
         environment += ["module purge", f"module load {shlex.join(config.modules)}"]
@@ -51,7 +50,7 @@ def slurm_script(
         "",
         "set -e",
         *environment,
-        *exports,
+        *(f"export {name}={shlex.quote(value)}" for name, _, value in variables),
         # exec, so that SLURM's signals to the script reach the command.
         f"exec {_command(config, command, python)}",
     ]
@@ -164,10 +163,7 @@ def parse_sizes(text: str) -> list[int]:
     """
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text, re.ASCII):
         raise UsageError(f"--study {text!r} is not a list of numbers of devices such as 1,4,8")
-    sizes = [int(number) for number in text.split(",")]
-    if len(set(sizes)) < len(sizes):
-        raise UsageError(f"--study {text} names a size twice")
-    return sizes
+    return [int(number) for number in text.split(",")]
 
 
 def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:
@@ -200,9 +196,8 @@ def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:
         "ntasks_per_node": tasks,
     }
     if config.gpus_per_node is not None:
-        kind, colon, _ = config.gpus_per_node.rpartition(":")
-        changes["gpus_per_node"] = f"{kind}{colon}{tasks}"
+        changes["gpus_per_node"] = re.sub(r"\d+$", str(tasks), config.gpus_per_node)
     if config.mem is not None and tasks < full:
-        number, unit = re.fullmatch(r"(\d+)([KMGT]?)", config.mem).groups()  # type: ignore[union-attr]
-        changes["mem"] = f"{-(-int(number) * tasks // full)}{unit}"
+        whole = int(config.mem.rstrip("KMGT"))
+        changes["mem"] = config.mem.replace(str(whole), str(-(-whole * tasks // full)))
     return SlurmConfig.model_validate({**config.model_dump(exclude_unset=True), **changes})

@@ -23,7 +23,7 @@ from ..base import (
 )
 from . import leaving
 from .items import versions_of
-from .workers import Waiting, Workers
+from .workers import Workers
 
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""
@@ -96,34 +96,12 @@ def connect(
                 f"--cluster {address} is none of local, local:N and an address such as "
                 "tcp://HOST:8786"
             )
-        client = stack.enter_context(_client(distributed, place))
-        waiting = Waiting(where, knobs.worker_timeout, say)
-        workers = Workers(client, waiting, versions=versions_of(libraries))
-        stack.enter_context(_counting(workers))
-        yield workers
-
-
-@contextlib.contextmanager
-def _counting(workers: Workers) -> Iterator[None]:
-    """Context in which workers that are gone are noted, as Dask reports them."""
-
-    def note_gone(event: tuple[float, Any]) -> None:
-        word = event[1]
-        if word.get("action") != "remove-worker":
-            return
-        # Its nanny may start another one at the same address, which is to be admitted anew.
-        address = word["worker"]
-        workers.fit.pop(address, None)
-        # Whoever looks may have seen that it is gone before this word of it comes.
-        if address in workers.asked.keys() - workers.left_out.keys():
-            workers.note_gone(address, died=not word["expected"])
-
-    workers.client.subscribe_topic("all", note_gone)
-    try:
-        yield
-    finally:  # else the scheduler complains of a client that is gone
-        with contextlib.suppress(Exception):  # the scheduler may be gone
-            workers.client.unsubscribe_topic("all")
+        with warnings.catch_warnings():
+            # Dask warns of another Python with a table; `Workers.look` says it in a sentence.
+            warnings.filterwarnings("ignore", r"(?s)\s*Mismatched versions found.*\| python ")
+            client = distributed.Client(place, timeout=CONNECT_S, set_as_default=False)
+        stack.enter_context(contextlib.closing(client))
+        yield Workers(client, where, knobs.worker_timeout, say, versions_of(libraries))
 
 
 @contextlib.contextmanager
@@ -131,21 +109,23 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
     """A scheduler in this process and ``count`` workers, each in its own process. If a worker dies,
     it is restarted."""
     loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    quiet = logging.CRITICAL  # `_counting` counts deaths
+    quiet = logging.CRITICAL  # `Workers` counts deaths
     options: dict[str, Any] = {**loopback, "nthreads": 1, "memory_limit": 0, "silence_logs": quiet}
     options["preload"] = [leaving.__name__, *([preload] if preload else [])]
     workers = {}
     for number in range(count):
         gpu = {"CUDA_VISIBLE_DEVICES": str(number % max(1, gpus))}
-        of_gpu: dict[str, Any] = {"resources": {"GPU": 1}, "env": gpu} if gpus else {}
-        workers[number] = {"cls": distributed.Nanny, "options": options | of_gpu}
+        mine = {**options, "resources": {"GPU": 1}, "env": gpu} if gpus else options
+        workers[number] = {"cls": distributed.Nanny, "options": mine}
     scheduler = {
         "cls": distributed.Scheduler,
         "options": {**loopback, "dashboard": False, "port": 0},
     }
     dask = require("dask", "cluster")
-    nanny = "distributed.nanny.pre-spawn-environ"
-    variables = {f"{nanny}.{name}": text for name, text in WORKER_ENVIRONMENT.items()}
+    variables = {
+        f"distributed.nanny.pre-spawn-environ.{name}": text
+        for name, text in WORKER_ENVIRONMENT.items()
+    }
     lost = {
         # After this, a lost worker is replaced; before, its nanny may restart it.
         "distributed.deploy.lost-worker-timeout": "60s",
@@ -184,13 +164,3 @@ def _check_scheduler(distributed: Any, address: str) -> None:
     except Exception as error:  # another server may answer anything
         why = describe(error) or f"within {CONNECT_S:.0f} s"
         raise UsageError(f"--cluster {address}: no scheduler answers there ({why})") from error
-
-
-@contextlib.contextmanager
-def _client(distributed: Any, where: Any) -> Iterator[Any]:
-    with warnings.catch_warnings():
-        # Dask warns of another Python with a table; `Workers.look` says it in a sentence.
-        warnings.filterwarnings("ignore", r"(?s)\s*Mismatched versions found.*\| python ")
-        client = distributed.Client(where, timeout=CONNECT_S, set_as_default=False)
-    with contextlib.closing(client):
-        yield client

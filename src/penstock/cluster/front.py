@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from ..base import Incomplete, PenstockError, UsageError, describe, format_bytes, plural
-from .items import FailedItem, NotDone, guarded
+from .items import FailedItem, guarded
 from .workers import Workers
 
 LOOK_S = 1.0
 """Seconds between two looks at the workers."""
 TICK_S = 0.5
-"""Most seconds between two calls of ``progress``."""
+"""Most seconds between two calls of ``ending``."""
 FETCH_S = 20.0
 """Most seconds for fetching a value. Dask computes it again if it was lost with its worker."""
 RETRIES = 2
@@ -54,11 +54,12 @@ def share(
             another worker does the item.
         items: The items, taken one by one as workers need them.
         work_of: From an item, the argument of ``function``; the item itself by default.
-        progress: Called every half second or more often. A value unlike the last one is progress.
-            What it raises ends the sharing.
+        progress: Called once a second. A value unlike the last one is progress. What it raises
+            ends the sharing.
         saved: What is saved of an item, such as a number of blocks. If that has changed when
             workers have died on the item, the item is given out again.
-        ending: Whether no more items are to be given out. Those that run are waited for.
+        ending: Whether no more items are to be given out. Those that run are waited for. It is not
+            called again once it is true.
         most_unfit: Number of workers that may be unfit before the first item is done.
 
     Yields:
@@ -118,11 +119,8 @@ def wait_for_worker(workers: Workers, check: Callable[[], object] = lambda: None
         UsageError: No worker may take part.
         Incomplete: No worker came within ``--worker-timeout``.
     """
-    while True:
+    while not workers.look():
         check()
-        workers.look()
-        if workers.fit:
-            return
         time.sleep(TICK_S)
 
 
@@ -138,7 +136,7 @@ class _Given(NamedTuple):
 
 
 _END = object()
-_LOST = NotDone("", "")
+_LOST = FailedItem("", left_by="")
 """The value of an item that no worker has any more."""
 
 
@@ -170,10 +168,9 @@ class _Front:
     def run(
         self, progress: Callable[[], object], ending: Callable[[], bool]
     ) -> Iterator[tuple[Any, Any]]:
-        self.mark = progress()
         try:
             while True:
-                self._look(progress())
+                self._look(progress)
                 self.ends = self.ends or ending()
                 self._refill()
                 if not self.given and (self.ends or (self.exhausted and not self.again)):
@@ -184,18 +181,17 @@ class _Front:
             with contextlib.suppress(Exception):  # the scheduler may be gone
                 self.client.cancel([each.future for each in self.given.values()])
 
-    def _look(self, mark: object) -> None:
-        """Note progress and, every `LOOK_S` seconds, which workers are there."""
-        if mark != self.mark:
-            self.mark = mark
-            self.workers.waiting.progressed()
-        now = time.monotonic()
-        if now - self.looked < LOOK_S:
+    def _look(self, progress: Callable[[], object]) -> None:
+        """Every `LOOK_S` seconds, note whether there is progress, and which workers are there."""
+        if time.monotonic() - self.looked < LOOK_S:
             return
-        self.looked = now
+        self.looked = time.monotonic()
+        if (mark := progress()) != self.mark:
+            self.mark = mark
+            self.workers.gone.clear()
         if self.client.status not in ("running", "connecting"):
             raise PenstockError(
-                f"the scheduler of {self.workers.waiting.where} is gone; run again with --resume"
+                f"the scheduler of {self.workers.where} is gone; run again with --resume"
             )
         self.workers.look()
 
@@ -229,22 +225,22 @@ class _Front:
             future.add_done_callback(self.finished.put)
             return
         del self.given[future.key]
-        if isinstance(value, NotDone):
-            self.again.append((given.item, given.faults))
-            if value.unfit:
-                workers.leave_out(value.address, value.unfit)
-                too_many = len(workers.left_out) >= self.most_unfit and not workers.served
-                if too_many or workers.none_fits():
-                    raise UsageError(value.unfit)
-            return
         if not isinstance(value, FailedItem):
             workers.served = True
-            workers.waiting.progressed()
+            workers.gone.clear()
+            yield given.item, value
+        elif value.left_by is not None:
+            self.again.append((given.item, given.faults))
+            if value.sentence:
+                none_fits = workers.leave_out(value.left_by, value.sentence)
+                too_many = len(workers.left_out) >= self.most_unfit and not workers.served
+                if too_many or none_fits:
+                    raise UsageError(value.sentence)
         elif value.may_pass and given.faults < RETRIES:
             workers.retried += 1
             self.again.append((given.item, given.faults + 1))
-            return
-        yield given.item, value
+        else:
+            yield given.item, value
 
     def _value_of(self, given: _Given) -> Any:
         """The value of an item that has ended; its future if that has still to be fetched."""

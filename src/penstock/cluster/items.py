@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..base import (
@@ -22,6 +23,7 @@ from ..base import (
 from .leaving import attend
 
 PYTHON, PENSTOCK = "Python", "Penstock"
+NEEDS = "; workers need this version of Penstock, on this version of Python"
 _CLOSE_AFTER_S = 1.0
 """Seconds until a worker that asked for it closes. The scheduler then knows how its item ended."""
 
@@ -36,26 +38,19 @@ class WorkerLeaves(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class FailedItem:
-    """An item that failed, in the place of its value."""
+    """An item that failed, or that another worker is to do, in the place of its value."""
 
     sentence: str
     exit_code: int = 1
     may_pass: bool = False
     """True for a fault: the item may succeed when it is tried again."""
+    left_by: str | None = None
+    """Address of the worker that did not do the item; another one is to do it. The sentence
+    then says why the worker may not take part at all, and is empty if it only leaves."""
 
     def error(self) -> PenstockError:
         """The failure as an exception of this process that has the same exit code."""
-        kinds = {2: UsageError, 3: Incomplete}
-        return kinds.get(self.exit_code, PenstockError)(self.sentence)
-
-
-@dataclass(frozen=True, slots=True)
-class NotDone:
-    """The worker at this address did not do an item; another one is to do it."""
-
-    address: str
-    unfit: str
-    """Why the worker may not take part at all; empty if it only leaves."""
+        return {2: UsageError, 3: Incomplete}.get(self.exit_code, PenstockError)(self.sentence)
 
 
 def guarded(function: Callable[[Any], Any], item: Any) -> Any:
@@ -66,7 +61,7 @@ def guarded(function: Callable[[Any], Any], item: Any) -> Any:
         item: Its argument.
 
     Returns:
-        What ``function`` returns, or `NotDone`, or a `FailedItem`.
+        What ``function`` returns, or a `FailedItem`.
     """
     from distributed import get_worker
 
@@ -74,13 +69,12 @@ def guarded(function: Callable[[Any], Any], item: Any) -> Any:
         return function(item)
     except (UnfitWorker, WorkerLeaves) as error:
         unfit = describe(error) if isinstance(error, UnfitWorker) else ""
-        return NotDone(get_worker().address, unfit)
+        return FailedItem(unfit, left_by=get_worker().address)
     except Exception as error:
         ours = isinstance(error, PenstockError)
         sentence = f"{'' if ours else f'{type(error).__name__}: '}{describe(error)}"
         code = getattr(error, "exit_code", 1) if ours else 1
-        causes = (error, error.__cause__)
-        ends = any(isinstance(each, PenstockError) and each.ends_job for each in causes)
+        ends = any(getattr(each, "ends_job", False) for each in (error, error.__cause__))
         return FailedItem(sentence, code, may_pass=not ends and code != UsageError.exit_code)
 
 
@@ -94,9 +88,7 @@ def versions_of(libraries: Iterable[str]) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version is not None}
 
 
-async def admit(
-    token: str, versions: Mapping[str, str], dask_worker: Any
-) -> tuple[str, str] | None:
+async def admit(token: str, versions: Mapping[str, str], dask_worker: Any) -> None:
     """Let a worker take items, unless it has other versions than the client.
 
     Args:
@@ -105,8 +97,8 @@ async def admit(
         versions: The client's versions by name.
         dask_worker: The ``distributed.Worker``.
 
-    Returns:
-        The name and the version of what differs, or None.
+    Raises:
+        UnfitWorker: A version differs.
     """
     from distributed import Status
 
@@ -115,7 +107,8 @@ async def admit(
         theirs, parts = mine.get(name, version), 2 if name == PYTHON else None
         # What one version of Python pickles or compiles may not load in another.
         if theirs.split(".")[:parts] != version.split(".")[:parts]:
-            return name, theirs
+            cure = NEEDS if name in (PYTHON, PENSTOCK) else ""
+            raise UnfitWorker(f"it has {name} {theirs}, here it is {version}{cure}")
     await attend(dask_worker)
     await dask_worker.set_resources(**{token: 1})
     if dask_worker.status == Status.running:
@@ -123,7 +116,6 @@ async def admit(
         # only got a resource.
         dask_worker.status = Status.paused
         dask_worker.status = Status.running
-    return None
 
 
 async def dismiss(token: str, dask_worker: Any) -> None:
@@ -146,14 +138,9 @@ def close_after_item(reason: str) -> None:
     from distributed import Status, get_worker
 
     worker = get_worker()
-
-    def close() -> None:
-        worker.status = Status.paused
-        worker.loop.call_later(
-            _CLOSE_AFTER_S, worker.close, nanny=worker.nanny is None, reason=reason
-        )
-
-    worker.loop.add_callback(close)
+    worker.loop.add_callback(setattr, worker, "status", Status.paused)
+    close = partial(worker.close, nanny=False, reason=reason)
+    worker.loop.add_callback(worker.loop.call_later, _CLOSE_AFTER_S, close)
 
 
 def still_wanted() -> Callable[[], bool]:
@@ -165,9 +152,4 @@ def still_wanted() -> Callable[[], bool]:
 
     worker = get_worker()
     key = worker.get_current_task()
-
-    def wanted() -> bool:
-        task = worker.state.tasks.get(key)
-        return task is not None and task.state == "executing"
-
-    return wanted
+    return lambda: getattr(worker.state.tasks.get(key), "state", "") == "executing"

@@ -18,21 +18,19 @@ from typing import Any
 _PLUGIN = "penstock-leaving"
 _NANNY_WAITS_S = 86400.0
 """Seconds that a nanny waits for its worker. Long, because the worker limits its own time."""
-_ENDS: dict[str, Callable[[], None]] = {}
-"""Functions to call before this worker leaves, by name."""
+before_leaving: dict[str, Callable[[], object]] = {}
+"""Functions that are called before this worker leaves, each in a thread of its own, by name."""
 
 
-def before_leaving(name: str, end: Callable[[], None] | None) -> None:
-    """Register a function to call before this worker leaves.
+def _close_on_sigterm(server: Any, **how: Any) -> None:
+    """Have a worker or a nanny close, as ``how`` says, when its process gets SIGTERM."""
+    closing: set[asyncio.Task[Any]] = set()  # the loop itself holds no task
 
-    Args:
-        name: The name under which it can be replaced or removed.
-        end: The function, called in a thread of its own; None removes it.
-    """
-    if end is None:
-        _ENDS.pop(name, None)
-    else:
-        _ENDS[name] = end
+    def close() -> None:
+        if not closing:
+            closing.add(asyncio.ensure_future(server.close(**how)))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, close)
 
 
 def dask_setup(server: Any) -> None:
@@ -48,14 +46,8 @@ def dask_setup(server: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # Dask turns its logs on again before a worker that has left sees its connection end.
         logging.getLogger("distributed.core").setLevel(logging.CRITICAL)
-        return
-    closing: set[asyncio.Task[Any]] = set()  # the loop itself holds no task
-
-    def close() -> None:
-        if not closing:
-            closing.add(asyncio.ensure_future(server.close(timeout=_NANNY_WAITS_S)))
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, close)
+    else:
+        _close_on_sigterm(server, timeout=_NANNY_WAITS_S)
 
 
 async def attend(worker: Any) -> None:
@@ -70,23 +62,17 @@ async def attend(worker: Any) -> None:
 
     if _PLUGIN in worker.plugins:
         return
-    closing: set[asyncio.Task[Any]] = set()
 
     class Leaving(WorkerPlugin):
-        def setup(self, worker: Any) -> None:
-            def close() -> None:
-                # If only this process should end, its nanny starts another one.
-                closing.add(asyncio.ensure_future(worker.close(nanny=False, reason="SIGTERM")))
-
-            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-                # Fails if Dask does not run in the main thread of its process.
-                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, close)
-
         async def teardown(self, worker: Any) -> None:
-            await asyncio.gather(*(asyncio.to_thread(end) for end in _ENDS.values()))
+            await asyncio.gather(*map(asyncio.to_thread, before_leaving.values()))
             # The items of a worker that is expected to leave are given to others, without blame.
             await worker.scheduler.unregister(
                 address=worker.address, expected=True, close=False, stimulus_id=_PLUGIN
             )
 
+    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+        # Fails if Dask does not run in the main thread of its process. If only this process should
+        # end, its nanny starts another one.
+        _close_on_sigterm(worker, nanny=False, reason="SIGTERM")
     await worker.plugin_add(Leaving(), name=_PLUGIN)

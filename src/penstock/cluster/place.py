@@ -152,8 +152,7 @@ def _meeting_point(environ: Mapping[str, str], nodes: int) -> str:
     """The host where ranks meet: the first node, or loopback if there is one node."""
     if nodes == 1:
         return "127.0.0.1"
-    hosts = environ.get("SLURM_STEP_NODELIST", "")
-    if not hosts:
+    if not (hosts := environ.get("SLURM_STEP_NODELIST")):
         raise UsageError(f"{nodes} nodes, and neither MASTER_ADDR nor SLURM_STEP_NODELIST is set")
     return first_host(hosts)
 

@@ -20,8 +20,8 @@ def shipped_presets() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def slurm_preset(name: str | None) -> Mapping[str, Any]:
-    """The settings of a preset; none if ``name`` is None.
+def slurm_preset(name: str) -> Mapping[str, Any]:
+    """The settings of a preset.
 
     Args:
         name: A name, or the path of a YAML file: it ends in .yaml or .yml, or holds a slash.
@@ -32,16 +32,14 @@ def slurm_preset(name: str | None) -> Mapping[str, Any]:
     Raises:
         UsageError: There is no such preset, or a setting in it is wrong.
     """
-    if name is None:
-        return {}
-    if "/" in name or name.endswith((".yaml", ".yml")):
-        return read_settings(Path(name).expanduser(), "--preset")
-    if name not in (names := shipped_presets()):
+    is_path = "/" in name or name.endswith((".yaml", ".yml"))
+    if not is_path and name not in (names := shipped_presets()):
         raise UsageError(
             f"--preset {name!r}: no such preset; there are {', '.join(names)}, and any YAML file "
             "by its path, such as ./mine.yaml"
         )
-    return read_settings(SHIPPED / f"{name}.yaml", "--preset")
+    path = Path(name).expanduser() if is_path else SHIPPED / f"{name}.yaml"
+    return read_settings(path, "--preset")
 
 
 def read_settings(path: Path, flag: str) -> dict[str, Any]:

@@ -10,11 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ..base import (
     PenstockError,
@@ -42,8 +41,6 @@ class SlurmJob(BaseModel):
     name: str
     ranks: int
     nodes: int
-    output_dir: str | None = None
-    """The folder of its training; %j may stand for its number."""
     command: tuple[str, ...]
     kind: Kind = "ranks"
     array: str | None = None
@@ -52,21 +49,14 @@ class SlurmJob(BaseModel):
     """The job that it waits for in a chain, such as ``afterok:12``."""
 
 
-class SlurmStudy(BaseModel):
-    """The jobs that were submitted from one folder."""
+def read_study(path: Path) -> list[SlurmJob]:
+    """The jobs that were submitted from one folder, from the folder or its file.
 
-    model_config = ConfigDict(frozen=True)
-
-    format: Literal["penstock-study"] = "penstock-study"
-    version: Literal[1] = 1
-    jobs: tuple[SlurmJob, ...] = ()
-
-
-def read_study(path: Path) -> SlurmStudy:
-    """The study in a file, or in a folder. Raises `UsageError` if it cannot be read."""
+    Raises `UsageError` if the file cannot be read.
+    """
     path = path / STUDY_FILE if path.is_dir() else path
     try:
-        return SlurmStudy.model_validate_json(path.read_text())
+        return TypeAdapter(list[SlurmJob]).validate_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValidationError, UnicodeDecodeError) as error:
@@ -133,22 +123,6 @@ def check_places(config: SlurmConfig) -> None:
             check_folder(Path(f"{path.partition('%')[0]}_").parent, flag)
 
 
-def make_places(config: SlurmConfig) -> None:
-    """Create the folders of a job's logs.
-
-    Args:
-        config: The settings of the job.
-
-    Raises:
-        UsageError: A folder cannot hold logs.
-    """
-    check_places(config)
-    Path(config.folder).mkdir(parents=True, exist_ok=True)
-    for path in (log_of(config), config.error):  # SLURM creates no folders, and would lose the log
-        if path is not None and "%" not in str(Path(path).parent):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-
-
 def submit_job(
     config: SlurmConfig, command: Command, python: str, waits_for: str | None = None
 ) -> SlurmJob:
@@ -156,7 +130,10 @@ def submit_job(
     _need("sbatch")
     text = slurm_script(config, command, python, waits_for)
     folder = Path(config.folder)
-    make_places(config)
+    # SLURM creates no folders, and would lose the logs.
+    for place in (folder, *(Path(log).parent for log in (log_of(config), config.error) if log)):
+        if "%" not in str(place):
+            place.mkdir(parents=True, exist_ok=True)
     if (folder / STUDY_FILE).exists():
         read_study(folder)  # refuse before the job is submitted
     ended = ask_slurm(["sbatch", "--parsable"], text)
@@ -168,26 +145,17 @@ def submit_job(
         name=config.job_name,
         ranks=config.nodes * config.tasks if command.kind == "ranks" else 1,
         nodes=config.nodes,
-        output_dir=None if command.output_dir is None else _seen_from(folder, command.output_dir),
         command=command.words,
         kind=command.kind,
         array=config.array,
         waits_for=waits_for,
     )
-    _enter(folder, job)
-    return job
-
-
-def _enter(folder: Path, job: SlurmJob) -> None:
-    """Add a job to the folder's list. Other processes may do so at the same time."""
+    # Other processes may add a job to the list at the same time.
     with (folder / f".{STUDY_FILE}.lock").open("a") as lock:
         lock_file(lock, wait=True)
-        before = read_study(folder) if (folder / STUDY_FILE).exists() else SlurmStudy()
-        write_json(folder / STUDY_FILE, SlurmStudy(jobs=(*before.jobs, job)).model_dump())
-
-
-def _seen_from(folder: Path, path: str) -> str:
-    return path if Path(path).is_absolute() else os.path.relpath(path, folder)
+        jobs = read_study(folder) if (folder / STUDY_FILE).exists() else []
+        write_json(folder / STUDY_FILE, [each.model_dump() for each in (*jobs, job)])
+    return job
 
 
 def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -205,6 +173,9 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
         PenstockError: The command did not answer in time.
     """
     _need(command[0])
+    # sbatch would pass these on, and the new job believe that it is an element, or a restart.
+    ours = re.compile("SLURM_ARRAY_|SLURM_RESTART_COUNT$")
+    inherited = {name: text for name, text in os.environ.items() if not ours.match(name)}
     try:
         return subprocess.run(
             command,
@@ -215,7 +186,7 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
             errors="surrogateescape",
             stdin=subprocess.DEVNULL if text is None else None,
             # 0 means no limit: the row of an array then names all waiting elements.
-            env={**_without_job(os.environ), "SLURM_BITSTR_LEN": "0"},
+            env={**inherited, "SLURM_BITSTR_LEN": "0"},
             timeout=SAY_WITHIN_S,
             check=False,
         )
@@ -241,16 +212,6 @@ def requeue_job(job: str, became: str) -> None:
         raise PenstockError(f"job {job} {became} and was not requeued: {complaint_of(ended)}")
 
 
-def _without_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of the job that this process runs in. sbatch would pass
-    them on, and the new job would believe that it is an element of an array, or a restart."""
-    return {
-        name: text
-        for name, text in environ.items()
-        if not name.startswith("SLURM_ARRAY_") and name != "SLURM_RESTART_COUNT"
-    }
-
-
 def _need(name: str) -> None:
     if shutil.which(name) is None:
         hint = "; --dry-run prints the script" if name == "sbatch" else ""
@@ -259,8 +220,6 @@ def _need(name: str) -> None:
 
 def complaint_of(ended: subprocess.CompletedProcess[str]) -> str:
     """The error that a command printed, without the name of the command."""
-    lines = [line for line in (ended.stderr or ended.stdout).splitlines() if line.strip()]
-    for line in lines:
-        if "error: " in line:
-            return line.rpartition("error: ")[2].strip()
-    return lines[-1].strip() if lines else f"exit code {ended.returncode}"
+    text = (ended.stderr or ended.stdout).strip()
+    error = re.search(r".*error: (.*)", text) or re.search(r"(.*)$", text)
+    return (error[1].strip() if error else "") or f"exit code {ended.returncode}"

@@ -10,26 +10,28 @@ under the same number. Accounting has a row for each start of a job; the last ro
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..base import RESULTS, Incomplete, PenstockError, UsageError, array_ranges, number_ranges
-from .batch_script import with_job_number
+from ..base import (
+    Incomplete,
+    PenstockError,
+    UsageError,
+    array_ranges,
+    number_ranges,
+    plural,
+)
 from .slurm_jobs import SlurmJob, ask_slurm, complaint_of, read_study
 
+UNKNOWN = "unknown to SLURM"
+"""The state of a job that SLURM has forgotten."""
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
-)
+) | {UNKNOWN}
 """The states after which a job does not start again. After PREEMPTED and REQUEUED it does."""
-
-
-AGAIN = "it was stopped, and --resume continues it"
-PART = "it was stopped; the log of the finish job says how to do its part again"
-FINISH = "parts are missing, and its log names them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +48,32 @@ class JobState:
     """The number of the signal that ended it; None if it ended by itself."""
     restarts: int | None = None
     nodes: str | None = None
+    job: SlurmJob | None = None
+    """The job as it was submitted; None if its study is not known."""
 
     @property
     def ended(self) -> bool:
         return self.state in ENDS
 
     @property
-    def ok(self) -> bool:
-        return self.state == "COMPLETED"
+    def code(self) -> int:
+        """The exit code of ``penstock slurm status``: 0 done, 1 failed, 3 not ended."""
+        return 0 if self.state == "COMPLETED" else 1 if self.ended else 3
 
-    def words(self, incomplete: str | None = AGAIN) -> str:
-        """The state, its reason and the exit code as text.
-
-        Args:
-            incomplete: The meaning of exit code 3 for its command; None if it has no special
-                meaning.
-
-        Returns:
-            Phrases, separated by commas.
-        """
+    def words(self) -> str:
+        """The state, its reason and the exit code as text, separated by commas."""
         words = [self.state]
-        if self.exit_code == Incomplete.exit_code and self.ended and incomplete:
-            words.append(f"exit code {self.exit_code}: {incomplete}")
-        elif self.exit_code:
-            words.append(f"exit code {self.exit_code}")
+        if self.exit_code:
+            is_ours = self.job is None or self.job.kind != "program"
+            stopped = self.exit_code == Incomplete.exit_code and self.ended and is_ours
+            words.append(f"exit code {self.exit_code}{': its log says how to go on' * stopped}")
         if self.signal:
             words.append(f"killed by signal {self.signal}")
         if self.reason is not None and not self.exit_code:  # else the reason is NonZeroExitCode
-            words.append(self.reason)
+            waits = self.reason == "Dependency" and self.job is not None and self.job.waits_for
+            words.append(f"{self.reason} {waits}" if waits else self.reason)
         if self.restarts:
-            words.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
+            words.append(plural(self.restarts, "restart"))
         return ", ".join(words)
 
 
@@ -91,8 +89,6 @@ def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
     Raises:
         PenstockError: SLURM does not answer.
     """
-    if not jobs:
-        return {}
     rows = _of_each(jobs, _controlled(jobs))
     # The controller forgets an element some minutes after its end, while others still run.
     unsure = [job for job in jobs if [row.id for row in rows[job]] != [job]]
@@ -114,12 +110,11 @@ def _of_each(jobs: Sequence[str], rows: Iterable[JobState]) -> dict[str, list[Jo
 
 def _controlled(jobs: Sequence[str]) -> list[JobState]:
     command = ["squeue", "--noheader", "--all", "--states=all", "--array"]
-    columns = ("jobarrayid", "state", "exit_code", "nodelist", "restartcnt", "reason")
-    form = ",".join(f"{column}:|" for column in columns)  # no width, or texts would be cut
-    ended = ask_slurm([*command, f"--Format={form}", f"--jobs={','.join(jobs)}"])
-    complaint = complaint_of(ended)
-    if ended.returncode and "invalid job id" not in complaint.lower():
-        raise PenstockError(f"squeue: {complaint}")
+    # No width, or texts would be cut.
+    columns = "--Format=jobarrayid:|,state:|,exit_code:|,nodelist:|,restartcnt:|,reason:|"
+    ended = ask_slurm([*command, columns, f"--jobs={','.join(jobs)}"])
+    if ended.returncode and "invalid job id" not in complaint_of(ended).lower():
+        raise PenstockError(f"squeue: {complaint_of(ended)}")
     return [] if ended.returncode else list(_rows(ended.stdout))
 
 
@@ -137,10 +132,9 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
         UsageError: SLURM refuses.
     """
     ended = ask_slurm(["scancel", *jobs])
-    if ended.returncode or "error: " in ended.stderr:
-        complaint = complaint_of(ended)
-        if "already comp" not in complaint.lower():
-            raise UsageError(f"SLURM did not cancel {' '.join(jobs)}: {complaint}")
+    complaint, refused = complaint_of(ended), ended.returncode or "error: " in ended.stderr
+    if refused and "already comp" not in complaint.lower():
+        raise UsageError(f"SLURM did not cancel {' '.join(jobs)}: {complaint}")
 
 
 def _rows(text: str) -> Iterator[JobState]:
@@ -153,10 +147,8 @@ def _rows(text: str) -> Iterator[JobState]:
             continue
         restarted = int(restarts) if restarts.isdecimal() else starts[number]
         starts[number] += 1
-        ending = _exit(code)
-        for job in _elements(number):
-            word = state.split()[0]
-            yield JobState(job, word, _or_none(reason), *ending, restarted, _or_none(nodes))
+        facts = state.split()[0], _or_none(reason), *_exit(code), restarted, _or_none(nodes)
+        yield from (JobState(job, *facts) for job in _elements(number))
 
 
 def _elements(number: str) -> list[str]:
@@ -174,66 +166,19 @@ def _elements(number: str) -> list[str]:
 def _exit(text: str) -> tuple[int | None, int | None]:
     """Parse an exit code and a signal: ``3:0``, or the status of a process, in which the code is
     the high byte."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    if match is None:
+    code, _, number = text.partition(":")
+    if not code.isdecimal():
         return None, None
-    return (int(match[1]), int(match[2])) if match[2] else (int(text) >> 8, int(text) & 127)
+    return (int(code), int(number)) if number else (int(code) >> 8, int(code) & 127)
 
 
 def _or_none(text: str) -> str | None:
     """The text; None if it is one of SLURM's words for "no value"."""
-    text = text.strip()
-    return None if text in ("", "None", "(null)", "None assigned", "Unknown") else text
+    nothing = ("", "None", "(null)", "None assigned", "Unknown")
+    return None if text.strip() in nothing else text.strip()
 
 
-@dataclass(frozen=True)
-class JobStatus:
-    """The state of a job, or of one element of an array."""
-
-    id: str
-    state: JobState | None
-    """Its state in SLURM; None if SLURM does not know it any more."""
-    job: SlurmJob | None = None
-    """The job as it was submitted; None if its study is not known."""
-    folder: Path = Path()
-    """Folder of the study."""
-
-    @property
-    def training(self) -> str | None:
-        """The status of its training, from its results; None if there are none."""
-        if self.job is None or self.job.output_dir is None:
-            return None
-        path = self.folder / with_job_number(self.job.output_dir, self.id) / RESULTS
-        try:
-            return str(json.loads(path.read_text())["status"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def words(self) -> str:
-        if self.state is not None:
-            words = self.state.words(self._incomplete())
-            follows = self.job.waits_for if self.job is not None else None
-            return f"{words} {follows}" if follows and words.endswith("Dependency") else words
-        if self.job is None or self.job.kind == "ranks":
-            return f"unknown to SLURM; its training is {self.training or 'not begun'}"
-        return "unknown to SLURM"
-
-    def _incomplete(self) -> str | None:
-        """The meaning of exit code 3."""
-        if self.job is None or self.job.kind == "ranks":
-            return AGAIN
-        if self.job.kind == "program":
-            return None
-        return FINISH if "--finish" in self.job.command else PART if self.job.array else AGAIN
-
-    def code(self) -> int:
-        """The exit code: 0 done, 1 failed, 3 not ended."""
-        if self.state is None:
-            return 0 if self.training == "complete" else 1
-        return 0 if self.state.ok else 1 if self.state.ended else 3
-
-
-def job_statuses(targets: Sequence[str]) -> list[JobStatus]:
+def job_statuses(targets: Sequence[str]) -> list[JobState]:
     """The jobs of studies, and jobs by number.
 
     Args:
@@ -245,38 +190,23 @@ def job_statuses(targets: Sequence[str]) -> list[JobStatus]:
     Raises:
         UsageError: SLURM does not know a number, or a study cannot be read.
     """
-    submitted: dict[str, tuple[SlurmJob, Path]] = {}
-    numbers = list[str]()
+    submitted: dict[str, SlurmJob | None] = {}
     for target in targets:
-        if is_job_number(target):
-            numbers.append(target)
-            continue
-        path = Path(target)
-        folder = path if path.is_dir() else path.parent
-        submitted |= {job.id: (job, folder) for job in read_study(path).jobs}
-    states = job_states([*submitted, *numbers])
-    for number in numbers:
-        if not states[number]:
+        # A file may have a number for its name.
+        if re.fullmatch(r"\d+(_\d+)?", target, re.ASCII) and not Path(target).exists():
+            submitted.setdefault(target)
+        else:
+            submitted |= {job.id: job for job in read_study(Path(target))}
+    rows = list[JobState]()
+    for number, states in job_states([*submitted]).items():
+        job = submitted[number]
+        if job is None and not states:
             raise UsageError(f"SLURM knows no job {number}")
-    rows = [JobStatus(state.id, state) for number in numbers for state in states[number]]
-    for number, (job, folder) in submitted.items():
-        rows += [JobStatus(state.id, state, job, folder) for state in states[number]]
-        rows += [
-            JobStatus(element, None, job, folder) for element in _forgotten(job, states[number])
-        ]
+        asked = [] if job is None else _elements(f"{number}_[{job.array}]" if job.array else number)
+        forgotten = [each for each in asked if each not in {state.id for state in states}]
+        rows += [replace(state, job=job) for state in states]
+        rows += [JobState(each, UNKNOWN, job=job) for each in forgotten]
     return rows
-
-
-def _forgotten(job: SlurmJob, states: Sequence[JobState]) -> list[str]:
-    """The job, or the elements of an array, that SLURM does not know any more."""
-    asked = [job.id] if job.array is None else _elements(f"{job.id}_[{job.array}]")
-    named = {state.id for state in states}
-    return [number for number in asked if number not in named]
-
-
-def is_job_number(target: str) -> bool:
-    """Whether ``target`` is the number of a job or element, and no file has that name."""
-    return bool(re.fullmatch(r"\d+(_\d+)?", target, re.ASCII)) and not Path(target).exists()
 
 
 def in_ranges(numbers: Iterable[str]) -> list[str]:
@@ -297,7 +227,7 @@ def in_ranges(numbers: Iterable[str]) -> list[str]:
     ]
 
 
-def table_of(rows: Iterable[JobStatus]) -> list[str]:
+def table_of(rows: Iterable[JobState]) -> list[str]:
     """A line for each job. Elements of an array with the same state share a line.
 
     Args:
@@ -306,17 +236,17 @@ def table_of(rows: Iterable[JobStatus]) -> list[str]:
     Returns:
         The lines, after a line with the names of the columns.
     """
-    alike = defaultdict[tuple[str, str], list[JobStatus]](list)
+    alike = defaultdict[tuple[str, str], list[JobState]](list)
     for row in rows:
         alike[row.id.partition("_")[0], row.words()].append(row)
     table = [("job", "name", "ranks", "nodes", "state")]
     for (_, words), same in alike.items():
         job = same[0].job
         (label,) = in_ranges(row.id for row in same)
-        nodes = {row.state.nodes for row in same if row.state is not None and row.state.nodes}
+        nodes = {row.nodes for row in same if row.nodes}
         where = f"{len(nodes)} different" if len(nodes) > 1 else "".join(nodes)
-        name, ranks = (job.name, str(job.ranks)) if job is not None else ("", "")
-        table.append((label, name, ranks, where, words))
+        named = (job.name, str(job.ranks)) if job is not None else ("", "")
+        table.append((label, *named, where, words))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()

@@ -156,6 +156,5 @@ def _on_one_gpu(config: SlurmConfig) -> dict[str, Any]:
     """
     changes = config.model_dump(exclude_unset=True)
     if config.gpus > 1:
-        kind, colon, _ = str(config.gpus_per_node).rpartition(":")
-        changes["gpus_per_node"] = f"{kind}{colon}1"
+        changes["gpus_per_node"] = re.sub(r"\d+$", "1", str(config.gpus_per_node))
     return changes

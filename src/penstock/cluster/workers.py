@@ -3,86 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..base import Incomplete, UsageError, describe, format_bytes, format_seconds, plural
-from .items import PENSTOCK, PYTHON, admit, dismiss
+from .items import NEEDS, UnfitWorker, admit, dismiss
 
 ANSWER_S = 10.0
 """Seconds within which a worker must say whether it may take items."""
 
-SAY_S = 60.0
-"""Seconds between two sentences, after the first one."""
 FIRST_S = 10.0
-
-NEEDS = "; workers need this version of Penstock, on this version of Python"
-
-
-@dataclass(slots=True)
-class Waiting:
-    """Measures how long no worker has been there, or how long workers go without progress.
-
-    A worker that dies again and again is there most of the time. So its coming ends no wait: only
-    progress does. Nor does it help to leave in order, again and again: a nanny whose worker takes
-    too much memory first sends SIGTERM. One that leaves once is replaced by the next.
-    """
-
-    where: str
-    """Name of the workers in messages."""
-    timeout_s: float = float("inf")
-    say: Callable[[str], None] = lambda sentence: None
-    gone: str = ""
-    """``left`` or ``died``, which workers did since there was progress; empty if none did."""
-    leaves: int = 0
-    """Number of workers that left since there was progress."""
-    limit: str = ""
-    """The memory limit of the last one, as a sentence has it; empty if it had none."""
-    _since: float = field(default_factory=lambda: time.monotonic())
-    _due: float = float("-inf")
-
-    def progressed(self) -> None:
-        """Note that an item is done, or that some of one is saved."""
-        self.gone, self.leaves = "", 0
-
-    def note_gone(self, died: bool) -> None:
-        """Note that a worker died or left."""
-        self.leaves += not died
-        if died:
-            self.gone = "died"
-        elif self.leaves > 1:
-            self.gone = self.gone or "left"
-
-    def note(self, present: int) -> None:
-        """Note how many workers take items now.
-
-        Args:
-            present: Their number.
-
-        Raises:
-            Incomplete: The wait has lasted too long.
-        """
-        now = time.monotonic()
-        if present and not self.gone:
-            self._since = now
-            return
-        self._due = max(self._due, self._since + FIRST_S)
-        waited = format_seconds(now - self._since)
-        if now - self._since >= self.timeout_s:
-            what = f"workers of {self.where}{self.limit} {self.gone}, and there was no progress"
-            if not present and self.gone != "died":
-                what = f"no worker of {self.where} was there"
-            raise Incomplete(
-                f"{what} for {waited} (--worker-timeout); if the run had begun, --resume "
-                "continues it"
-            )
-        if not present and now >= self._due:
-            self._due = now + SAY_S
-            self.say(f"waiting for a worker of {self.where}, {waited} so far")
+"""Seconds until it is said that there is no worker. Each further sentence comes after twice the
+time."""
 
 
 @dataclass(slots=True)
@@ -91,7 +28,11 @@ class Workers:
 
     client: Any
     """The ``distributed.Client``."""
-    waiting: Waiting
+    where: str
+    """Name of the workers in messages."""
+    timeout_s: float = float("inf")
+    """Longest time without a worker, or in which workers go and nothing is done."""
+    say: Callable[[str], None] = lambda sentence: None
     versions: Mapping[str, str] = field(default_factory=dict)
     """The client's versions of what a worker must have, by name."""
     token: str = field(default_factory=lambda: f"penstock-{uuid.uuid4().hex[:12]}")
@@ -105,67 +46,106 @@ class Workers:
     deaths: int = 0
     retried: int = 0
     """Numbers of workers that died, and of items that failed and were tried again."""
-    asked: dict[str, int | None] = field(default_factory=dict)
-    """The memory limit of each worker that was ever asked to take items, in bytes, by address."""
+    gone: list[int | None] = field(default_factory=list)
+    """Memory limits of the workers that left or died since an item was done, or some of one saved.
+    One is replaced by the next."""
     _facts: Mapping[str, Any] = field(default_factory=dict)
     """Dask's facts of each worker, by address."""
+    _since: float = field(default_factory=lambda: time.monotonic())
+    _due: float = FIRST_S
 
-    def look(self) -> None:
-        """Look which workers are there, and let newcomers take items.
+    def look(self) -> bool:
+        """Look which workers are there, and let newcomers take items. Returns whether any does.
 
         Raises:
             UsageError: No worker may take part, and none ever could.
             Incomplete: There was no worker, or no progress, for too long.
         """
         if self.none_fits():
-            address = min(self._facts.keys() & self.left_out.keys())
-            why = self.left_out[address]
-            raise UsageError(f"--cluster: no worker can take part. {address}: {why}")
-        self.waiting.note(len(self.fit))
+            first = min(self._facts.keys() & self.left_out.keys())
+            raise UsageError(f"--cluster: no worker can take part. {first}: {self.left_out[first]}")
+        return self.wait(len(self.fit))
+
+    def wait(self, present: int) -> bool:
+        """Measure how long no worker has been there, or how long workers go without progress.
+
+        A worker that dies again and again is there most of the time. So its coming ends no wait:
+        only progress does. Nor does it help to leave in order, again and again: a nanny whose
+        worker takes too much memory first sends SIGTERM.
+
+        Args:
+            present: The number of workers that take items now.
+
+        Returns:
+            Whether any does.
+
+        Raises:
+            Incomplete: The wait has lasted too long.
+        """
+        now = time.monotonic()
+        if present and len(self.gone) < 2:
+            self._since, self._due = now, FIRST_S
+            return True
+        waited = now - self._since
+        if waited >= self.timeout_s:
+            what = f"no worker of {self.where} was there"
+            if len(self.gone) > 1:
+                limit = f" (memory limit {format_bytes(self.gone[-1])})" if self.gone[-1] else ""
+                gone = f"{len(self.gone)} workers of {self.where}{limit} left or died"
+                what = f"{gone}, and there was no progress"
+            raise Incomplete(
+                f"{what} for {format_seconds(waited)} (--worker-timeout); if the run had begun, "
+                "--resume continues it"
+            )
+        if not present and waited >= self._due:
+            self._due = 2 * waited
+            self.say(f"waiting for a worker of {self.where}, {format_seconds(waited)} so far")
+        return present > 0
 
     def none_fits(self) -> bool:
         """Look which workers are there. Returns whether all are left out, and none ever served."""
-        # A client whose scheduler is lost, and sought again, knows of none.
-        self._facts = self.client.scheduler_info(n_workers=-1).get("workers", {})
+        self._see()
         # A worker whose memory is nearly full is paused, and may stay so.
         here = {each for each, facts in self._facts.items() if facts["status"] == "running"}
-        self._admit(here - self.fit.keys() - self.left_out.keys())
-        self.fit = {each: self._facts[each]["host"] for each in here & self.fit.keys()}
-        return bool(here) and here <= self.left_out.keys() and not self.served
-
-    def _admit(self, newcomers: Collection[str]) -> None:
-        limits = {each: self._facts[each].get("memory_limit") for each in newcomers}
-        self.asked.update(limits)  # before they answer, as loading Penstock may be their end
-        question = (admit, self.token, self.versions)
+        # A nanny may have started another one at the same address: it lacks the token.
+        had = {each for each in here if self.token in self._facts[each]["resources"]}
+        fit = had - self.left_out.keys()
+        question = admit, self.token, self.versions
+        newcomers = here - had - self.left_out.keys()
         for address, answer in self.ask_each(*question, within_s=ANSWER_S, of=newcomers).items():
             if answer is None:
-                self.fit[address] = ""
-            elif isinstance(answer, tuple):
-                name, theirs = answer
-                cure = NEEDS if name in (PYTHON, PENSTOCK) else ""
-                self.left_out[address] = (
-                    f"it has {name} {theirs}, here it is {self.versions[name]}{cure}"
-                )
+                fit.add(address)
+            elif isinstance(answer, UnfitWorker):
+                self.left_out[address] = str(answer)
             elif not isinstance(answer, OSError | LookupError):  # it is not gone, nor too slow
                 self.left_out[address] = f"it lacks this Penstock ({describe(answer)}){NEEDS}"
+        self.fit = {each: self._facts[each]["host"] for each in fit}
+        return bool(here) and here <= self.left_out.keys() and not self.served
 
-    def note_gone(self, address: str, *, died: bool) -> None:
-        """Note a worker that died or left, whose memory limit may be why."""
-        self.deaths += died
-        limit = self.asked.get(address)
-        self.waiting.note_gone(died)
-        self.waiting.limit = f" (memory limit {format_bytes(limit)})" if limit else ""
+    def _see(self) -> None:
+        """See which workers are there, and note those that left or died since."""
+        before = self._facts
+        # A client whose scheduler is lost, and sought again, knows of none.
+        self._facts = self.client.scheduler_info(n_workers=-1).get("workers", {})
+        for address in before.keys() - self._facts.keys() - self.left_out.keys():
+            self.gone.append(before[address]["memory_limit"])  # it may be why
+            with contextlib.suppress(Exception):  # the scheduler may be gone
+                words = [word for _, word in self.client.get_events(address)]
+                self.deaths += any(not word.get("expected", True) for word in words)
 
-    def leave_out(self, address: str, reason: str) -> None:
+    def leave_out(self, address: str, reason: str) -> bool:
         """Give a worker no more items.
 
         Args:
             address: Its address.
             reason: Why, in a sentence.
+
+        Returns:
+            True if all are left out, and none ever served.
         """
         self.left_out[address] = reason
-        self.fit.pop(address, None)
         self.ask_each(dismiss, self.token, within_s=ANSWER_S, of=[address])
+        return self.none_fits()
 
     def ask_each(
         self,
@@ -195,11 +175,10 @@ class Workers:
             return await asyncio.gather(*map(answer, addresses), return_exceptions=True)
 
         asked = [*(self.fit if of is None else of)]
-        try:
+        with contextlib.suppress(Exception):  # the scheduler is gone
             answers = self.client.sync(all_of, asked, callback_timeout=2 * within_s)
-        except Exception:  # the scheduler is gone
-            return {}
-        return dict(zip(asked, answers, strict=True))
+            return dict(zip(asked, answers, strict=True))
+        return {}
 
     @property
     def resources(self) -> dict[str, float]:
@@ -220,9 +199,10 @@ class Workers:
         Returns:
             The sentences.
         """
-        notes = []
-        if self.deaths:
-            notes.append(f"Workers: {plural(self.deaths, 'worker')} died on the way")
-        if self.retried:
-            notes.append(f"{kind.capitalize()}s: {self.retried} failed and tried again")
-        return notes + [f"Left out: {address}: {why}" for address, why in self.left_out.items()]
+        self._see()
+        counts = {
+            f"Workers: {plural(self.deaths, 'worker')} died on the way": self.deaths,
+            f"{kind.capitalize()}s: {self.retried} failed and tried again": self.retried,
+        }
+        left_out = [f"Left out: {address}: {why}" for address, why in self.left_out.items()]
+        return [note for note, count in counts.items() if count] + left_out

@@ -8,6 +8,7 @@ client is killed, another one goes on with ``--resume``.
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import time
 import uuid
@@ -20,14 +21,12 @@ from ...base import (
     Incomplete,
     InferConfig,
     LabelConfig,
-    PenstockError,
     UsageError,
     format_seconds,
     plural,
     share_of,
 )
 from ...cluster import FailedItem, Workers, connect, share, share_pieces, wait_for_worker
-from ...data import OutputLock, is_transient
 from ...instruments import Nvml
 from ..objects.block_work import BlockOrder, do_order
 from ..objects.label_run import LabelSummary, Round
@@ -51,8 +50,6 @@ COUNTS_PER_WORKER = 4
 OPENERS = 3
 """Number of workers that fail to open the job before it is given up: the fault may be the user's,
 and a cluster may have a thousand workers."""
-LOOK_S = 1.0
-"""Seconds between two looks into the logs and at the workers."""
 AnyConfig = TypeVar("AnyConfig", InferConfig, LabelConfig)
 
 
@@ -81,8 +78,10 @@ def run_on_cluster(
         PenstockError: The scheduler does not answer any more.
     """
     config, request = settled(config), request or EndRequest()
-    preload = "penstock.inference.opening.job"  # so that workers load torch side by side
-    with connect(config, say, gpus=len(Nvml()()), preload=preload) as workers:
+    with connect(
+        config, say, gpus=len(Nvml()()),
+        preload="penstock.inference.opening.job",  # so that workers load torch side by side
+    ) as workers:  # fmt: skip
         wait_for_worker(workers, lambda: request.check(0))
         if config.workers is None:
             config = config.model_copy(update={"workers": len(workers.fit)})
@@ -94,15 +93,14 @@ def run_on_cluster(
         with begun(job, Prepared(job.plan.geometry.part, config.workers or 1)) as (journal, lock):
             for sink in job.sinks:
                 patiently(config.retry_for, sink.name, sink.create)
-            client = _Client(job, workers, journal, lock, progress, request, say)
+            client = _Client(job, workers, journal, progress, request, say)
             return completed(job, journal, lock, client.run(), request)
 
 
 def _opened_on(workers: Workers, config: InferConfig, request: EndRequest) -> RemoteJob:
     """The job, opened by a worker. Raises the error of a worker if none can open it."""
-    order = config, workers.peers(), platform.node()
     ((_, job),) = share(
-        workers, worker_side.open_job, [order],
+        workers, worker_side.open_job, [(config, workers.peers(), platform.node())],
         progress=lambda: request.check(0), most_unfit=OPENERS + len(workers.left_out),
     )  # fmt: skip
     if isinstance(job, FailedItem):
@@ -118,8 +116,8 @@ def settled(config: AnyConfig) -> AnyConfig:
 
     Raises `UsageError` for a model, input or output in memory, which no other process can open.
     """
-    given = {name: getattr(config, name, None) for name in _ABSOLUTE}
-    changes = {name: _ABSOLUTE[name](value) for name, value in given.items() if value is not None}
+    given = ((name, getattr(config, name, None), make) for name, make in _ABSOLUTE.items())
+    changes = {name: make(value) for name, value, make in given if value is not None}
     return config.model_copy(update=changes)
 
 
@@ -132,10 +130,9 @@ def absolute_place(spec: Any) -> Any:
         return tuple(map(absolute_place, spec))
     if not isinstance(spec, str | Path | dict):
         raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
-    text = str(spec)
-    if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):
+    if isinstance(spec, dict) or re.match(r"\s*\{|.*://", str(spec)):
         return spec
-    return str(Path(text).absolute())
+    return type(spec)(Path(spec).absolute())
 
 
 def absolute_reference(name: Any) -> str:
@@ -150,15 +147,9 @@ def absolute_reference(name: Any) -> str:
     return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
 
 
-def absolute_path(path: Path | str) -> Path | str:
-    """Make a local path absolute. Return a URL as it is."""
-    return path.absolute() if isinstance(path, Path) else path
-
-
 _ABSOLUTE: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("in_spec", "out_spec", "intensity"), absolute_place),
+    **dict.fromkeys("in_spec out_spec intensity weights run_dir table".split(), absolute_place),
     **dict.fromkeys(("model_type", "decoder"), absolute_reference),
-    **dict.fromkeys(("weights", "run_dir", "table"), absolute_path),
 }
 """Functions that make settings absolute, by the names of those that name a place."""
 
@@ -171,18 +162,17 @@ class _Client:
         job: RemoteJob,
         workers: Workers,
         journal: Journal,
-        lock: OutputLock,
         progress: Callable[[Progress], None] | None,
         request: EndRequest,
         say: Callable[[str], None],
     ) -> None:
-        self.job, self.workers, self.journal, self.lock = job, workers, journal, lock
+        self.job, self.workers, self.journal = job, workers, journal
         self.progress, self.request, self.say = progress, request, say
         config = job.config.model_copy(
             update={
                 "resume": True,
                 "overwrite": False,
-                "run_dir": absolute_path(job.run_dir or ""),
+                "run_dir": absolute_place(job.run_dir),
                 # On a CPU, each worker takes as many for a forward as the one that plans.
                 "threads": job.config.threads or job.made_by["threads"],
             }
@@ -190,8 +180,7 @@ class _Client:
         self.order = JobOrder(
             uuid.uuid4().hex[:12], config, job.plan.geometry.part, journal.run, workers.peers()
         )
-        self.began = self.looked = time.monotonic()
-        self.asked_end = False
+        self.began = time.monotonic()
 
     def run(self) -> Summary:
         """Count, compute, and check that nothing is missing."""
@@ -201,70 +190,66 @@ class _Client:
             lacks = len(self.journal.done) < self.job.plan.num_blocks
             complete = not (lacks and self.job.counts)
             while not complete and not self.request.why:  # more than 16 bits take two rounds
-                counts = COUNTS_PER_WORKER * shared_by
-                complete = True in self._shared(worker_side.count_share_of, counts)
+                done = self._shared(worker_side.count_share_of, COUNTS_PER_WORKER * shared_by)
+                complete = True in done
             startup = time.monotonic() - self.began
-            if lacks:
+            if lacks and not self.request.why:
                 elements = min(SHARES_PER_WORKER * shared_by, len(self.job.plan.parts))
                 self._shared(worker_side.compute_share_of, elements)
         finally:
             if not isinstance(sys.exception(), KeyboardInterrupt):  # a second signal: at once
-                within = self.job.config.grace + 2 * MARGIN_S
-                self.workers.ask_each(worker_side.leave, self.order.topic, within_s=within)
+                self._leave("the client")
         self._look()
         self._check_complete()
         return self._summary(before, startup)
 
     def _shared(self, function: Callable[[tuple[JobOrder, str]], Any], elements: int) -> list[Any]:
         """Have workers do all shares. Returns what the function returned for each."""
-        shares = (f"{each}/{elements}" for each in range(1, elements + 1))
         done = share_pieces(
-            self.workers, function, shares, "share", "run again with --resume",
+            self.workers, function, (f"{each}/{elements}" for each in range(1, elements + 1)),
+            "share", "run again with --resume",
             work_of=lambda share: (self.order, share), progress=self._tick, saved=self._saved,
-            ending=lambda: bool(self.request.why),
+            ending=self._ends,
         )  # fmt: skip
         return [value for _, value in done]
 
     def _saved(self, share: str) -> int:
         """Number of blocks of a share that are written."""
-        numbers = self.job.plan.parts.share(*share_of(share))
-        return sum(written_in(self.job.plan.parts, n, self.journal.done) for n in numbers)
+        parts = self.job.plan.parts
+        return sum(written_in(parts, n, self.journal.done) for n in parts.share(*share_of(share)))
 
     def _tick(self) -> int:
-        """Attend to a request to end, and look into the logs now and then.
+        """Look into the logs, and raise if the workers take too long to end.
 
         Returns the number of blocks written, which `share` takes as the progress of the job.
         """
-        if self.request.why:
-            self._ask_end()
-        if time.monotonic() - self.looked >= LOOK_S:
-            self._look()
+        self.request.check(self.job.config.grace + MARGIN_S)
+        self._look()
         return len(self.journal.done)
 
     def _look(self) -> None:
-        """Read the logs, and show the progress."""
-        self.looked = now = time.monotonic()
-        try:
-            self.lock.check()
-        except PenstockError as error:  # workers report it themselves if it lasts
-            if not is_transient(error):
-                raise
+        """Read the logs, and show the progress. Before each write a worker looks at the lock."""
         self.journal.refresh()
         if self.progress is not None:
-            self.progress(_progress(self.job.plan, self.journal, now - self.began))
+            seconds = time.monotonic() - self.began
+            self.progress(_progress(self.job.plan, self.journal, seconds))
 
-    def _ask_end(self) -> None:
-        """Ask the workers once to write the blocks that are complete, and wait for them."""
-        within = self.job.config.grace + MARGIN_S
-        if not self.asked_end:
-            self.asked_end = True
+    def _ends(self) -> bool:
+        """Whether the job is to end. Then workers are asked to write the blocks that are complete,
+        once, as `share` does not ask again."""
+        if why := self.request.why:
             self.say(
-                f"{self.request.why}: workers write the blocks that are complete, for "
-                f"{format_seconds(within)} at most; a second signal ends the job at once"
+                f"{why}: workers write the blocks that are complete, for "
+                f"{format_seconds(self.job.config.grace + MARGIN_S)} at most; a second signal ends "
+                "the job at once"
             )
-            asked = (worker_side.ask_end, self.order.topic, self.request.why)
-            self.workers.ask_each(*asked, within_s=MARGIN_S)
-        self.request.check(within)
+            self._leave(why)
+        return bool(why)
+
+    def _leave(self, why: str) -> None:
+        """Have workers close the job, once they have written the blocks that are complete."""
+        within = self.job.config.grace + MARGIN_S
+        self.workers.ask_each(worker_side.leave, self.order.topic, why, within_s=within)
 
     def _check_complete(self) -> None:
         """Raise `Incomplete` unless every block is noted in a log."""
@@ -322,7 +307,7 @@ def label_on_cluster(
     """
     labelling = Labelling(settled(config))
     with connect(config, say, preload="penstock.inference.objects.block_work") as workers:
-        wait_for_worker(workers)
+        wait_for_worker(workers)  # before the outputs are made
 
         def over(each: Round, lacking: list[int]) -> Iterator[tuple[int, str]]:
             topic = uuid.uuid4().hex

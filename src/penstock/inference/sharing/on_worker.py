@@ -11,10 +11,10 @@ import os
 import platform
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from ...base import (
     SUMMARY_FILE,
@@ -26,18 +26,15 @@ from ...base import (
     share_of,
 )
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
-from ...data import Scaling
 from ..stages.remote_job import RemoteJob
 from ..stages.retries import forgoing
-
-if TYPE_CHECKING:
-    from ..stages.run import Run
 
 MARGIN_S = 5.0
 """Seconds beyond ``--grace`` to wait for a share that was asked to end."""
 IDLE_S = 60.0
 """Seconds without a share after which a worker closes the job, as the client may be dead. The next
 share opens the job again."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +74,9 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
         except UsageError as error:
             raise UnfitWorker(describe(error)) from error
     # What the worker has decided on patches holds for all.
-    patches = {name: getattr(job.config, name) for name in ("patch", "overlap", "batch", "box")}
-    config = config.model_copy(update=patches)
+    config = config.model_copy(
+        update={name: getattr(job.config, name) for name in ("patch", "overlap", "batch", "box")}
+    )
     return RemoteJob(
         config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
         job.net.model.in_channels, job.head_facts, job.way, job.values.counted,
@@ -96,7 +94,6 @@ class KeptRun:
 
         one_heap()
         self.order, self.lock = order, threading.Lock()
-        self.scalings: Mapping[int, tuple[Scaling, ...]] | None = None
         job = Job(order.config, order.part, order.peers)
         # A process that opens a job again needs files of another name.
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:4]}-{order.topic}"
@@ -108,25 +105,26 @@ class KeptRun:
             journal.join()
             ends.enter_context(self.run.at_work())
             self.ends = ends.pop_all()
-        grace = order.config.grace + MARGIN_S
         self._await_share()
-        before_leaving(order.topic, partial(self.close, "its worker", grace))
+        before_leaving[order.topic] = partial(
+            self.close, "its worker", order.config.grace + MARGIN_S
+        )
 
     def close(self, why: str, within_s: float = -1) -> None:
         """Close the log, once the share at work has written the blocks that are complete. No other
         share begins. ``within_s`` is the longest time to wait for it, if it is not negative."""
+        _KEPT.pop(self.order.topic, None)
         self.run.request.ask(why)
         if self.lock.acquire(timeout=within_s):
             try:
-                before_leaving(self.order.topic, None)
+                before_leaving.pop(self.order.topic, None)
                 self._idle.cancel()
                 self.ends.close()
             finally:
                 self.lock.release()
 
-    @contextlib.contextmanager
-    def at_work(self) -> Iterator[Run]:
-        """A context in which a share is done, and then what this process has done is saved.
+    def do(self, share: Callable[[KeptRun], T]) -> T:
+        """Do a share, and save what this process has done.
 
         Raises `WorkerLeaves` if no share may begin any more, or the worker was asked to end
         meanwhile.
@@ -134,14 +132,12 @@ class KeptRun:
         run = self.run
         with self.lock:
             self._idle.cancel()
-            if run.request.why:
-                raise WorkerLeaves(run.request.why)
             try:
-                yield run
-            except PenstockError as error:
+                if not run.request.why:
+                    value = share(self)
+            except PenstockError:
                 if not run.request.why:
                     raise
-                raise WorkerLeaves(run.request.why) from error
             finally:
                 if run.watch.watchdog.stalled:
                     # The thread that hangs keeps its memory, and maybe its device, for good.
@@ -152,21 +148,15 @@ class KeptRun:
                         done = asdict(run.watch.summary(run.seconds))
                         run.journal.save(run.journal.own_name(SUMMARY_FILE), done)
                 self._await_share()
-            if run.request.why:
-                raise WorkerLeaves(run.request.why)
+        if run.request.why:
+            raise WorkerLeaves(run.request.why)
+        return value
 
     def _await_share(self) -> None:
-        """Close the job if no share comes for `IDLE_S`."""
-        self._idle = threading.Timer(IDLE_S, self._give_up)
+        """Close the job if no share comes for `IDLE_S`. One that comes just then is done later."""
+        self._idle = threading.Timer(IDLE_S, self.close, ["a lack of shares"])
         self._idle.daemon = True
         self._idle.start()
-
-    def _give_up(self) -> None:
-        """Close the job, unless a share has begun."""
-        with _OPENING:
-            if not self.lock.locked():
-                _KEPT.pop(self.order.topic, None)
-                self.close("a lack of shares")
 
 
 _KEPT: dict[str, KeptRun] = {}
@@ -177,9 +167,8 @@ def _kept(order: JobOrder) -> KeptRun:
     """The run of an order, which is opened if this process has not done so yet."""
     with _OPENING:
         if order.topic not in _KEPT:
-            for topic, kept in [*_KEPT.items()]:
+            for kept in [*_KEPT.values()]:
                 if kept.order.config.run_dir == order.config.run_dir:  # its client was killed
-                    del _KEPT[topic]
                     kept.close("another client")
             try:
                 _KEPT[order.topic] = KeptRun(order)
@@ -192,34 +181,30 @@ def count_share_of(work: tuple[JobOrder, str]) -> bool:
     """Count a share of the values of the input, such as ``3/8``, on a worker. Returns whether all
     are counted."""
     order, share = work
-    kept = _kept(order)
-    with kept.at_work():
+
+    def count(kept: KeptRun) -> bool:
         kept.counting.count(*share_of(share))
         return kept.counting.advance()
+
+    return _kept(order).do(count)
 
 
 def compute_share_of(work: tuple[JobOrder, str]) -> None:
     """Compute a share of the parts, such as ``3/8``, on a worker."""
     from ..stages.pipeline import compute
 
-    order, share = work
-    element, elements = share_of(share)
-    kept = _kept(order)
-    with kept.at_work() as run:
-        run.journal.refresh()  # what others have written of this share need not be done again
-        if kept.scalings is None:
-            kept.scalings = kept.counting.scalings(elements)
-        compute(run, run.parts.share(element, elements), kept.scalings)
+    order, (element, elements) = work[0], share_of(work[1])
+
+    def calculate(kept: KeptRun) -> None:
+        kept.run.journal.refresh()  # what others have written of this share is not done again
+        numbers = kept.run.parts.share(element, elements)
+        compute(kept.run, numbers, kept.counting.scalings(elements))
+
+    _kept(order).do(calculate)
 
 
-async def ask_end(topic: str, why: str) -> None:
-    """Ask a worker to write the blocks that are complete and to end its share."""
+async def leave(topic: str, why: str) -> None:
+    """Close a job on a worker, once the share at work has written the blocks that are complete."""
     if (kept := _KEPT.get(topic)) is not None:
-        kept.run.request.ask(why)
-
-
-async def leave(topic: str) -> None:
-    """Close a job on a worker."""
-    if (kept := _KEPT.pop(topic, None)) is not None:
-        # In a thread, as the worker's heartbeats must go on while a share that was given up ends.
-        await asyncio.to_thread(kept.close, "the client")
+        # In a thread, as the worker's heartbeats must go on while the share ends.
+        await asyncio.to_thread(kept.close, why)

@@ -15,7 +15,7 @@ import contextlib
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from ...base import SUMMARY_FILE, Incomplete, number_ranges, plural, share_of
 from ..opening.job import Job
@@ -29,14 +29,9 @@ from ..stages.run import Run
 from ..stages.statistics import Counting
 from ..stages.summary import Progress, Summary, merged, summaries_of
 
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What a step has done."""
-
-    sentence: str
-    summary: Summary | None = None
-    """The summary of a share for --part, of the whole job for --finish, else None."""
+StepOutcome = tuple[str, Summary | None]
+"""A sentence that says what a step has done, and the summary of a share for --part, of the whole
+job for --finish, else None."""
 
 
 def run_step(
@@ -76,10 +71,10 @@ def _prepare(job: Job) -> StepOutcome:
         Run(job, journal, lock).open_outputs()
         lock.hand_over()
     counting = f"--statistics i/{elements} for each i, then " * job.values.counted
-    return StepOutcome(
+    return (
         f"Prepared {plural(len(job.plan.parts), 'part')} for {plural(elements, 'element')} in "
         f"{journal.folder}; next {counting}--part i/{elements}, then --finish"
-    )
+    ), None
 
 
 @contextlib.contextmanager
@@ -97,9 +92,9 @@ def _joined(job: Job, step: str, numbers: range, request: EndRequest | None) -> 
 
 def _count(job: Job, element: int, elements: int, request: EndRequest | None) -> StepOutcome:
     if not job.values.counted:
-        return StepOutcome("Nothing to count: no percentiles of the whole volume are wanted")
+        return "Nothing to count: no percentiles of the whole volume are wanted", None
     with _joined(job, f"--statistics {element}/{elements}", range(0), request) as run:
-        return StepOutcome(Counting(run).count(element, elements))
+        return Counting(run).count(element, elements), None
 
 
 def _write(
@@ -118,8 +113,7 @@ def _write(
         finally:  # what a start has done counts for the job's summary, also if it is cut short
             run.journal.save(run.journal.own_name(SUMMARY_FILE), asdict(run.watch.summary()))
         run.watch.check_written(f"run --part {element}/{elements} again")
-        wrote = f"Wrote {plural(len(numbers), 'part')} of {len(job.plan.parts)}"
-        return StepOutcome(wrote, run.watch.summary())
+        return f"Wrote {plural(len(numbers), 'part')} of {len(job.plan.parts)}", run.watch.summary()
 
 
 def _finish(job: Job) -> StepOutcome:
@@ -129,14 +123,17 @@ def _finish(job: Job) -> StepOutcome:
             lock.hand_over()
             raise _lacking(job, missing)
         summary = completed(job, journal, lock, _together(job, journal), EndRequest())
-    return StepOutcome(f"Complete: all {plural(job.plan.num_blocks, 'block')} are written", summary)
+    return f"Complete: all {plural(job.plan.num_blocks, 'block')} are written", summary
 
 
 def _lacking(job: Job, missing: dict[int, int]) -> Incomplete:
     """The error that says which shares are to be started again."""
     elements, parts = Prepared.read(job.run_dir).elements, job.plan.parts
-    shares = {element: parts.share(element, elements) for element in range(1, elements + 1)}
-    again = [each for each, share in shares.items() if not missing.keys().isdisjoint(share)]
+    again = [
+        element
+        for element in range(1, elements + 1)
+        if not missing.keys().isdisjoint(parts.share(element, elements))
+    ]
     numbers = number_ranges(again)
     which = f"--part i/{elements} for each i of {numbers}, each in a process of its own"
     if len(again) == 1:  # --array 2 would be two elements
@@ -160,5 +157,7 @@ def _together(job: Job, journal: Journal) -> Summary:
         for element, of in starts.items()
     }
     longest = max((summary.seconds for summary in each.values()), default=0.0)
-    note = "The time is that of the slowest element; they may have run one after the other"
-    return merged(each, longest, planned, [note])
+    return merged(
+        each, longest, planned,
+        ["The time is that of the slowest element; they may have run one after the other"],
+    )  # fmt: skip
