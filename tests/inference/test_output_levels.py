@@ -146,12 +146,25 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
     assert main(["verify", "a.zarr"]) == 1
     assert "penstock repair a.zarr makes all levels anew" in capsys.readouterr().out
     with contextlib.closing(OutputLock.take([open_written("a.zarr", "")], "another")):
-        assert main(["repair", "a.zarr"]) == 2
+        assert main(["repair", "a.zarr", "--take-over"]) == 2
     assert "is writing it for run another" in capsys.readouterr().err
     assert main(["repair", "a.zarr"]) == 0 and main(["verify", "a.zarr"]) == 0
     check("a.zarr", 3)
     assert main(["repair", "a.zarr"]) == 0
     assert "Nothing is to be repaired" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", ["0/c/0/0/0", "1/c/0/0/0"])
+def test_a_repair_takes_over_an_output_that_was_never_released(
+    lost: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert infer("a.zarr") == 0
+    Path("a.zarr", lost).write_bytes(b"damaged")
+    OutputLock.take([open_written("a.zarr", "")], "another").hand_over()
+    assert main(["repair", "a.zarr"]) == 2
+    assert "--take-over takes the output" in capsys.readouterr().err
+    assert main(["repair", "a.zarr", "--take-over"]) == 0 == main(["verify", "a.zarr"])
+    check("a.zarr", 2)
 
 
 def test_levels_of_an_output_that_only_the_run_names_are_not_written(

@@ -11,10 +11,15 @@ import contextlib
 import math
 import shlex
 import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..base import InferConfig, UsageError, add_flags, usable_cores
 from . import convert
 from .progress import counted_progress, say
+
+if TYPE_CHECKING:
+    from ..data import Located, OutputLock
 
 EXAMPLES = """
 penstock pyramid denoised.ome.zarr                       # until y and x have at most 256 voxels
@@ -49,6 +54,23 @@ def run(args: argparse.Namespace) -> int:
     return _add_in_place(args) if args.out is None else _write_beside(args)
 
 
+def takes_over(args: argparse.Namespace) -> bool:
+    """Whether ``--take-over`` is given."""
+    return bool(vars(args).get("take_over"))
+
+
+@contextlib.contextmanager
+def locked(outputs: Sequence[Located], args: argparse.Namespace) -> Iterator[OutputLock]:
+    """The lock of outputs to which no run writes blocks; says which of them have none."""
+    from ..data import OutputLock
+
+    lock = OutputLock.take(outputs, uuid.uuid4().hex, take_over=takes_over(args))
+    with contextlib.closing(lock):
+        for reason in lock.lacking:
+            say(f"{reason}; make sure that nobody else writes it")
+        yield lock
+
+
 def _write_beside(args: argparse.Namespace) -> int:
     """Write an OME-Zarr of the array and its levels."""
     more = {} if args.rule is None else {"head_kind": _RULES[args.rule]}
@@ -57,14 +79,7 @@ def _write_beside(args: argparse.Namespace) -> int:
 
 
 def _add_in_place(args: argparse.Namespace) -> int:
-    from ..data import (
-        OutputLock,
-        add_levels,
-        add_windows,
-        levels_to_add,
-        open_source,
-        open_written,
-    )
+    from ..data import add_levels, add_windows, levels_to_add, open_source, open_written
 
     given = vars(args)
     if given.get("resume"):
@@ -77,13 +92,10 @@ def _add_in_place(args: argparse.Namespace) -> int:
         )
     levels = levels_to_add(args.path, args.levels, "PATH")
     total = sum(math.prod(level.shape) for level in levels)
-    place, over = open_written(args.path, "PATH"), given.get("take_over", False)
     with (
-        contextlib.closing(OutputLock.take([place], uuid.uuid4().hex, take_over=over)) as lock,
+        locked([open_written(args.path, "PATH")], args) as lock,
         counted_progress(total, "voxels", "adding levels") as show,
     ):
-        for reason in lock.lacking:
-            say(f"{reason}; make sure that nobody else writes it")
         count = 0
 
         def add(size: int) -> None:

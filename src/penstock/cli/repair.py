@@ -6,15 +6,14 @@ Levels that are not those of the blocks are made anew.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from ..base import UsageError, VerifyConfig, from_flags, plural
+from ..base import InferConfig, UsageError, VerifyConfig, add_flags, from_flags, plural
 from . import verify
 from .infer import shown_progress
 from .progress import counted_progress
+from .pyramid import locked, takes_over
 
 EXAMPLES = """
 penstock repair denoised.ome.zarr
@@ -24,6 +23,7 @@ penstock repair denoised.ome.zarr --model net.py:make   # if the model is not on
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_arguments(parser)
+    add_flags(parser, InferConfig, only={"take_over"})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,10 +37,9 @@ def run(args: argparse.Namespace) -> int:
         names = ", ".join(stored.written.name for stored in run.outputs)
         raise UsageError(f"the run wrote several outputs; name all of them: {names}")
     if unlike:
-        from ..data import OutputLock, add_levels
+        from ..data import add_levels
 
-        places = [stored.written for stored in run.outputs]
-        with contextlib.closing(OutputLock.take(places, uuid.uuid4().hex)):
+        with locked([stored.written for stored in run.outputs], args):
             for image, count in unlike:
                 add_levels(image, rule=None, count=count + 1, again=True, threads=config.readers)
                 print(f"Repaired: {plural(count, 'level')} of {image} made anew")
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from ..inference import open_run, repair_run, verify_run
 
     with shown_progress() as progress:
-        summary = repair_run(run, proof, config, progress)
+        summary = repair_run(run, proof, config, progress, take_over=takes_over(args))
     print(f"Repaired: {plural(summary.blocks_written, 'block')} computed again")
     with counted_progress(len(proof.bad), "blocks", "verifying") as counted:
         again = open_run(args.output, config.run_dir)
