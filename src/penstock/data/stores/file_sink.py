@@ -65,6 +65,8 @@ class FileSink:
     """Those of a GeoTIFF."""
     rule: Rule | None = None
     """The rule by which overviews are made of blocks; None for none."""
+    notes: Sequence[str] = ()
+    """Sentences on what the file does not say of its input."""
 
     def __post_init__(self) -> None:
         scratch, self.root = self.scratch, open_kvstore(kvstore_of(str(self.path)), self.name)
@@ -179,10 +181,11 @@ def open_file_sink(
     document["attributes"] = {**document["attributes"], "penstock": record}
     scratch = replace(scratch, documents={"zarr.json": document})
     made = resume and path.is_file() and not scratch.exists
-    tiles = None
+    tiles, notes = None, list[str]()
     if place_of_file is not None:
         tiles = tiles_of(path, planar(domain).shape, dtype, place_of_file.nodata)
-    return FileSink(scrub(place), path, kind, scratch, made, tiles, rule)
+        notes += filter(None, [place_of_file.note])
+    return FileSink(scrub(place), path, kind, scratch, made, tiles, rule, notes)
 
 
 def planar(box: Box) -> Box:
