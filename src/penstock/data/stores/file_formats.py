@@ -140,7 +140,8 @@ def file_notes(source: Source, sinks: Sequence[Any]) -> Iterator[str]:
     if "ome" in kinds and any(source.translation):
         yield "an OME-TIFF does not hold the position of the first voxel"
     for sink in sinks:
-        yield from getattr(sink, "notes", ())
+        if (place := getattr(sink, "place", None)) is not None and place.note:
+            yield place.note
         if getattr(sink, "kind", None) is not None:
             yield (
                 f"{sink.name} is made at the end, as {TITLES[sink.kind]}, from a scratch Zarr "
