@@ -57,7 +57,7 @@ def image(path: str = "in.zarr", unit: str = "micrometer", volume: Array = VOLUM
     return path
 
 
-def scene(path: str = "in.tif", **profile: Any) -> Any:
+def scene(path: str = "in.tif", values: Array = SCENE, **profile: Any) -> Any:
     """A raster of three bands with names, in UTM."""
     rasterio = pytest.importorskip("rasterio")
     settings = {
@@ -65,7 +65,7 @@ def scene(path: str = "in.tif", **profile: Any) -> Any:
         "crs": "EPSG:32631", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 4e6),
     }  # fmt: skip
     with rasterio.open(path, "w", **settings | profile) as file:
-        file.write(SCENE)
+        file.write(values)
         file.descriptions = ("blue", "green", "nir")
     return rasterio
 
@@ -310,6 +310,26 @@ def test_units_that_a_format_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     for out in ("a.ome.tif", "a.nii"):
         assert convert("in.zarr", out) == 2
         assert "has no unit 'inch', as axis z has; give OME-Zarr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shown"), [(-9999, "int16", "-9999"), (-3.4e38, "float32", "-3.4e+38")]
+)
+def test_a_fill_value_that_is_not_declared_is_named(
+    value: float, dtype: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rasterio")
+    values = np.ones(SCENE.shape, dtype)
+    values[:, :128] = value
+    scene("in.tif", values, dtype=dtype)
+    assert convert("in.tif", "out.tif", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert f"25 % of the input's upper left corner is {shown}, and it declares no value" in said
+    assert f"gdal_edit -a_nodata {shown}" in said
+    assert convert("in.tif", "out.tif", "--dry-run", "--raw") == 0
+    scene("in.tif", values, dtype=dtype, nodata=value)
+    assert convert("in.tif", "out.tif", "--dry-run") == 0
+    assert "upper left corner" not in capsys.readouterr().out
 
 
 def with_keys(path: str, *keys: int, name: str = "") -> None:
