@@ -41,7 +41,7 @@ from ..run_folder.reader import as_begun
 from ..tiling.geometry import PatchShape, block_halo
 from . import identity
 from .as_its_makers import normalised_as, sliding_of, with_defaults
-from .heads import facts_of_heads, is_wide, plan_heads
+from .heads import facts_of_heads, is_wide, plan_heads, rounded
 from .net import fit_net, with_kinds
 from .outputs import check_own_files, open_outputs, sizes_of_heads
 from .sample import cropped, open_sample, seen_of_crop
@@ -352,6 +352,7 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
     yield from filter(None, map(why_no_lock, job.sinks))
     yield from getattr(job.input, "notes", ())  # stores of others need not have any
     yield from file_notes(source, job.sinks)
+    yield from filter(None, map(rounded, job.head_facts, job.sinks))
     dtype = str(net.model.dtype).removeprefix("torch.")
     if is_wide(source.dtype) and dtype != "float64":
         yield f"the model takes {dtype}, which does not hold all digits of {source.dtype}"
