@@ -313,9 +313,13 @@ def test_labels_stay_labels_when_they_are_converted() -> None:
     """Also without levels; and those of others, which say so by ``image-label``."""
     np.save("in.npy", (VOLUME // 1000).astype("uint16"))
     words = ["--levels", "none", "--head-kind"]
+    of_input = "--model identity --normalize none --devices cpu".split()
     assert main(["convert", "in.npy", "one.zarr", *words, "labels"]) == 0
     assert main(["convert", "one.zarr", "other.zarr"]) == 0
+    assert main(["infer", "one.zarr", "a.zarr", *of_input]) == 0
     check("other.zarr", 2, "mode")
+    check("a.zarr", 2, "mode")
+    assert (levels("a.zarr")[0] == levels("one.zarr")[0]).all()
     assert main(["convert", "in.npy", "theirs.zarr", *words, "intensity"]) == 0
     document = json.loads(Path("theirs.zarr/zarr.json").read_text())
     document["attributes"]["ome"]["image-label"] = {}
