@@ -57,7 +57,7 @@ def image(path: str = "in.zarr", unit: str = "micrometer", volume: Array = VOLUM
     return path
 
 
-def scene(path: str = "in.tif", **profile: Any) -> Any:
+def scene(path: str = "in.tif", values: Array = SCENE, **profile: Any) -> Any:
     """A raster of three bands with names, in UTM."""
     rasterio = pytest.importorskip("rasterio")
     settings = {
@@ -65,7 +65,7 @@ def scene(path: str = "in.tif", **profile: Any) -> Any:
         "crs": "EPSG:32631", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 4e6),
     }  # fmt: skip
     with rasterio.open(path, "w", **settings | profile) as file:
-        file.write(SCENE)
+        file.write(values)
         file.descriptions = ("blue", "green", "nir")
     return rasterio
 
@@ -312,24 +312,62 @@ def test_units_that_a_format_lacks(capsys: pytest.CaptureFixture[str]) -> None:
         assert "has no unit 'inch', as axis z has; give OME-Zarr" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype", "shown"), [(-9999, "int16", "-9999"), (-3.4e38, "float32", "-3.4e+38")]
+)
+def test_a_fill_value_that_is_not_declared_is_named(
+    value: float, dtype: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rasterio")
+    values = np.ones(SCENE.shape, dtype)
+    values[:, :128] = value
+    scene("in.tif", values, dtype=dtype)
+    assert convert("in.tif", "out.tif", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert f"25 % of the input's upper left corner is {shown}, and it declares no value" in said
+    assert f"gdal_edit -a_nodata {shown}" in said
+    assert convert("in.tif", "out.tif", "--dry-run", "--raw") == 0
+    scene("in.tif", values, dtype=dtype, nodata=value)
+    assert convert("in.tif", "out.tif", "--dry-run") == 0
+    assert "upper left corner" not in capsys.readouterr().out
+
+
+def with_keys(path: str, *keys: int, name: str = "") -> None:
+    """A TIFF with the keys of a GeoTIFF."""
+    rows = [1024, 0, 1, *keys[:1], 1025, 0, 1, 1, *keys[1:]]
+    tags = [(33550, "d", 3, (10.0, 10.0, 0.0)), (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 4e6, 0.0)),
+            (34735, "H", 4 + len(rows), (1, 1, 0, len(rows) // 4, *rows)),
+            (34737, "s", 0, f"{name}|")]  # fmt: skip
+    tifffile.imwrite(path, SCENE[0], extratags=tags)
+
+
 def test_a_crs_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rasterio")
-    keys = (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 9999)
-    tags = [(33550, "d", 3, (10.0, 10.0, 0.0)), (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 4e6, 0.0)),
-            (34735, "H", len(keys), keys)]  # fmt: skip
-    tifffile.imwrite("in.tif", SCENE[0], extratags=tags)
+    with_keys("in.tif", 1, 3072, 0, 1, 9999)
+    with_keys("geographic.tif", 2, 2048, 0, 1, 9999)
     Path("in.vrt").write_text(
         '<VRTDataset rasterXSize="90" rasterYSize="700"><SRS>NOTHING</SRS>'
         '<VRTRasterBand dataType="UInt16" band="1"><SimpleSource>'
         '<SourceFilename relativeToVRT="1">in.tif</SourceFilename><SourceBand>1</SourceBand>'
         "</SimpleSource></VRTRasterBand><GeoTransform>0,1,0,0,0,-1</GeoTransform></VRTDataset>"
     )
-    for source in ("in.tif", "in.vrt"):
+    for source in ("in.tif", "geographic.tif", "in.vrt"):
         assert convert(source, "out.tif") == 2
         said = capsys.readouterr().err
         assert f"{source} cannot be read; gdal_edit -a_srs" in said and said.count("\n") == 1
-        assert convert(source, f"{source}.zarr") == 0, "which needs none"
+    assert convert("in.vrt", "in.zarr") == 0, "which needs none"
     assert not list(Path().glob("out*"))
+
+
+def test_a_crs_that_is_only_a_name_goes_further_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    with_keys("in.tif", 1, 1026, 34737, 10, 0, 3072, 0, 1, 29999, name="My Region")
+    assert convert("in.tif", "out.tif") == 0
+    assert "the input's CRS is only a name, 'My Region'" in capsys.readouterr().out
+    with rasterio.open("out.tif") as made:
+        assert made.crs.to_wkt().startswith('LOCAL_CS["My Region"')
 
 
 @pytest.mark.slow

@@ -146,12 +146,25 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
     assert main(["verify", "a.zarr"]) == 1
     assert "penstock repair a.zarr makes all levels anew" in capsys.readouterr().out
     with contextlib.closing(OutputLock.take([open_written("a.zarr", "")], "another")):
-        assert main(["repair", "a.zarr"]) == 2
+        assert main(["repair", "a.zarr", "--take-over"]) == 2
     assert "is writing it for run another" in capsys.readouterr().err
     assert main(["repair", "a.zarr"]) == 0 and main(["verify", "a.zarr"]) == 0
     check("a.zarr", 3)
     assert main(["repair", "a.zarr"]) == 0
     assert "Nothing is to be repaired" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", ["0/c/0/0/0", "1/c/0/0/0"])
+def test_a_repair_takes_over_an_output_that_was_never_released(
+    lost: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert infer("a.zarr") == 0
+    Path("a.zarr", lost).write_bytes(b"damaged")
+    OutputLock.take([open_written("a.zarr", "")], "another").hand_over()
+    assert main(["repair", "a.zarr"]) == 2
+    assert "--take-over takes the output" in capsys.readouterr().err
+    assert main(["repair", "a.zarr", "--take-over"]) == 0 == main(["verify", "a.zarr"])
+    check("a.zarr", 2)
 
 
 def test_levels_of_an_output_that_only_the_run_names_are_not_written(
@@ -303,9 +316,13 @@ def test_labels_stay_labels_when_they_are_converted() -> None:
     """Also without levels; and those of others, which say so by ``image-label``."""
     np.save("in.npy", (VOLUME // 1000).astype("uint16"))
     words = ["--levels", "none", "--head-kind"]
+    of_input = "--model identity --normalize none --devices cpu".split()
     assert main(["convert", "in.npy", "one.zarr", *words, "labels"]) == 0
     assert main(["convert", "one.zarr", "other.zarr"]) == 0
+    assert main(["infer", "one.zarr", "a.zarr", *of_input]) == 0
     check("other.zarr", 2, "mode")
+    check("a.zarr", 2, "mode")
+    assert (levels("a.zarr")[0] == levels("one.zarr")[0]).all()
     assert main(["convert", "in.npy", "theirs.zarr", *words, "intensity"]) == 0
     document = json.loads(Path("theirs.zarr/zarr.json").read_text())
     document["attributes"]["ome"]["image-label"] = {}

@@ -131,3 +131,16 @@ def test_scores_in_whole_numbers_say_what_they_stand_for(
     reduced(seam, "top:2", numbers, best, out_dtype=("uint8", "uint16"))  # type: ignore[arg-type]
     np.testing.assert_allclose(values(best)[0], -np.sort(-right, 0)[:2], atol=1e-5)
     assert values(numbers).dtype == np.uint8
+
+
+def test_a_plan_says_that_whole_numbers_keep_no_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "in.npy", VOLUME)
+    words = ["infer", "--in-spec", str(tmp_path / "in.npy"), "--model", "identity", "--dry-run"]
+    words += "--head-kind scores --out-dtype uint8 --normalize none --devices cpu".split()
+    said = {}
+    for out in ("a.n5", "a.ome.tif", "a.zarr"):
+        assert main([*words, "--out-spec", str(tmp_path / out)]) == 0
+        said[out] = "so one from 0 to 1 becomes 0 or 1" in capsys.readouterr().out
+    assert said == {"a.n5": True, "a.ome.tif": True, "a.zarr": False}

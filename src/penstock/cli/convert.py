@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 
-from ..base import InferConfig, Labels, Unattended, UsageError, add_flags, from_flags, one_heap
-from ..data import is_labels, open_source
+from ..base import InferConfig, Labels, Unattended, add_flags, from_flags, one_heap
 from .infer import run_config
 
 EXAMPLES = """
@@ -32,17 +30,5 @@ def run(args: argparse.Namespace) -> int:
     one_heap()
     plain = {"model_type": "identity", "normalize": "none", "devices": "cpu"}
     given = vars(args)
-    given.update({"head_kind": _kind_of(given.get("in_spec", "")), **plain, **given})
-    config = from_flags(InferConfig, args)
-    if config.head_kind == ("labels",) and config.out_dtype is None:
-        settings = {name: getattr(config, name) for name in ("level", "raw", "axes", "series")}
-        dtype = open_source(config.in_spec, **settings).dtype
-        config = config.model_copy(update={"out_dtype": (dtype.name,)})
-    return run_config(config, dry=args.dry_run)
-
-
-def _kind_of(place: str) -> str:
-    """The kind of the values of an input. Only an OME-Zarr says that it is of labels."""
-    with contextlib.suppress(UsageError):
-        return "labels" if is_labels(place, "") else "intensity"
-    return "intensity"
+    given.update({**plain, **given})
+    return run_config(from_flags(InferConfig, args), dry=args.dry_run)

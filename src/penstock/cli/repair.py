@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from ..base import UsageError, VerifyConfig, from_flags, plural
+from ..base import InferConfig, UsageError, VerifyConfig, add_flags, from_flags, plural
 from . import pyramid, verify
 from .infer import shown_progress
 from .progress import counted_progress
@@ -22,6 +22,7 @@ penstock repair denoised.ome.zarr --model net.py:make   # if the model is not on
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_arguments(parser)
+    add_flags(parser, InferConfig, only={"take_over"})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,17 +35,19 @@ def run(args: argparse.Namespace) -> int:
     if len(args.output) < len(run.outputs):  # we write nowhere that only the run folder names
         names = ", ".join(stored.written.name for stored in run.outputs)
         raise UsageError(f"the run wrote several outputs; name all of them: {names}")
+    take_over = bool(vars(args).get("take_over"))
     if unlike:
         from ..data import levels_to_add
 
         for image, count in unlike:
-            pyramid.make_levels(image, levels_to_add(image, count + 1, "OUTPUT"), name="OUTPUT")
+            levels = levels_to_add(image, count + 1, "OUTPUT")
+            pyramid.make_levels(image, levels, take_over=take_over, name="OUTPUT")
             print(f"Repaired: {plural(count, 'level')} of {image} made anew")
         return 0
     from ..inference import open_run, repair_run, verify_run
 
     with shown_progress() as progress:
-        summary = repair_run(run, proof, config, progress)
+        summary = repair_run(run, proof, config, progress, take_over=take_over)
     print(f"Repaired: {plural(summary.blocks_written, 'block')} computed again")
     with counted_progress(len(proof.bad), "blocks", "verifying") as counted:
         again = open_run(args.output, config.run_dir)

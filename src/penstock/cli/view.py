@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -112,7 +111,7 @@ def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any
     colored = getattr(source, "bands", False) and args.c is None
     colored = colored and source.domain.shape[1:3] in ((3, 1), (4, 1))
     planes = [_plane(source, place, axis, 3 if colored else 1) for axis in across]
-    if _shows_labels(path, source):
+    if source.dtype.kind in "iu" and getattr(source, "holds_labels", False):
         planes = [(_in_colors(plane), steps) for plane, steps in planes]
     finite = np.concatenate([plane[np.isfinite(plane)] for plane, _ in planes])
     window = np.percentile(finite, _WINDOW) if finite.size else (0, 1)
@@ -125,15 +124,6 @@ def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any
         aspect = abs(sizes[rows] * down / (sizes[columns] * right))
         where = f", {'tczyx'[axis]} {place[axis]}" if len(across) > 1 else ""
         yield f"{source.name}, level {level}{where}", plane, window, aspect
-
-
-def _shows_labels(path: str, source: Any) -> bool:
-    """Whether an array is known as one of labels. An array that is no image says nothing."""
-    from ..data import is_labels
-
-    with contextlib.suppress(UsageError):
-        return source.dtype.kind in "iu" and is_labels(path, "PATH")
-    return False
 
 
 def _in_colors(labels: Any) -> Any:

@@ -67,7 +67,7 @@ class Recomputed:
         return self.sampled - len({finding.key for finding in self.findings})
 
 
-def reopened(run: RunFolder, config: VerifyConfig) -> Job:
+def reopened(run: RunFolder, config: VerifyConfig, *, take_over: bool = False) -> Job:
     """Open the job of a run again.
 
     A run folder may come from a stranger, and most models are code. So a model that the folder
@@ -76,6 +76,7 @@ def reopened(run: RunFolder, config: VerifyConfig) -> Job:
     Args:
         run: The run.
         config: What the user says: the model, whether it is trusted, and the devices.
+        take_over: Whether the job takes outputs that another run has locked, as for `infer`.
 
     Returns:
         The job. It writes into the outputs of the run.
@@ -97,6 +98,7 @@ def reopened(run: RunFolder, config: VerifyConfig) -> Job:
         "out_spec": run.specs,
         "run_dir": run.folder.place,
         "resume": True,
+        "take_over": take_over,
         "model_type": _model(run, config),
         "trust_model": config.trust_model,
     }
@@ -130,6 +132,8 @@ def repair_run(
     proof: Proof,
     config: VerifyConfig,
     progress: Callable[[Progress], None] | None = None,
+    *,
+    take_over: bool = False,
 ) -> Summary:
     """Compute the blocks of a run that are not proven again, and write them where they were.
 
@@ -138,6 +142,7 @@ def repair_run(
         proof: What is wrong with it, as `verify_run` and `recompute_blocks` have found.
         config: The model and the devices, as for `recompute_blocks`.
         progress: A function that is called with the progress.
+        take_over: Whether to take outputs that another run has locked, as for `infer`.
 
     Returns:
         What was computed and written.
@@ -147,7 +152,7 @@ def repair_run(
             of the run or is not trusted. Nothing was changed.
         StageError: A stage failed. The error names the stage and the place.
     """
-    job = reopened(run, config)  # before anything is changed
+    job = reopened(run, config, take_over=take_over)  # before anything is changed
     take_off(run, proof)
     return run_job(job, progress)
 

@@ -57,10 +57,8 @@ def serve_stores(
 
 
 def _layer(store: Path, source: Source) -> dict[str, Any]:
-    from ..data import is_labels
-
     layer: dict[str, Any] = {"name": store.name, "type": "image"}
-    if is_labels(str(store), "PATH"):
+    if getattr(source, "holds_labels", False):
         layer["type"] = "segmentation"
     elif windows := [each["window"] for each in getattr(source, "omero", ()) if "window" in each]:
         ends = [windows[0][end] for end in ("start", "end")]

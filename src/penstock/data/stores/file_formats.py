@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from ...base import UsageError, format_bytes, require
+from ..box import Box
 from .frames import METERS
 from .protocols import AXES, Source
 
@@ -38,6 +40,16 @@ LENGTHS = {unit: size for unit, size in METERS.items() if unit != "picometer"}
 """The metres of each unit that NIfTI holds, or that can be said in one that it holds."""
 TIMES = {"second": 1.0, "millisecond": 1e-3, "microsecond": 1e-6, "minute": 60.0, "hour": 3600.0}
 """The seconds of each unit, likewise."""
+
+
+_FILLS = (-9999.0, -99999.0, -(2.0**15), -(2.0**31))
+"""Values that stand for no data in many files."""
+_HIGHEST = 3.39e38
+"""The size from which a number of 32 bits does so too."""
+_SEEN = (1, 1, 1, 512, 512)
+"""The corner of a raster in which they are looked for."""
+_MUCH = 0.01
+"""The share of it that makes one."""
 
 
 def ending_of(place: str) -> str | None:
@@ -115,6 +127,25 @@ def no_block_again(name: str) -> str:
     )
 
 
+def _undeclared(source: Any) -> Iterator[str]:
+    """A sentence on a raster that declares no value for no data, and seems to have one."""
+    declares = getattr(source, "packing", None) is not None or getattr(source, "raw", True)
+    if declares or math.prod(source.chunks) > 16 * math.prod(_SEEN):  # to decode them takes long
+        return
+    try:
+        seen = source.read(source.domain & Box.of(source.domain.start, _SEEN))
+    except (OSError, ValueError):  # which the run says, with the place
+        return
+    for value in (seen.min(), seen.max()):
+        share = np.count_nonzero(seen == value) / seen.size
+        if share >= _MUCH and (float(value) in _FILLS or abs(float(value)) >= _HIGHEST):
+            yield (
+                f"{100 * share:.0f} % of the input's upper left corner is {value!s}, and it "
+                "declares no value for no data, so these count as values; "
+                f"gdal_edit -a_nodata {value!s} declares it"
+            )
+
+
 def file_notes(source: Source, sinks: Sequence[Any]) -> Iterator[str]:
     """Sentences on the outputs that become files, and on what an input says of its place in the
     world that outputs do not get.
@@ -127,6 +158,8 @@ def file_notes(source: Source, sinks: Sequence[Any]) -> Iterator[str]:
         The sentences.
     """
     kinds = {getattr(sink, "kind", None) for sink in sinks}
+    if getattr(source, "georeferenced", False):
+        yield from _undeclared(source)
     if getattr(source, "georeferenced", False) and kinds != {"cog"}:
         yield (
             "the output does not get the raster's CRS, transform and no-data value; a GeoTIFF "
@@ -140,6 +173,8 @@ def file_notes(source: Source, sinks: Sequence[Any]) -> Iterator[str]:
     if "ome" in kinds and any(source.translation):
         yield "an OME-TIFF does not hold the position of the first voxel"
     for sink in sinks:
+        if (place := getattr(sink, "place", None)) is not None and place.note:
+            yield place.note
         if getattr(sink, "kind", None) is not None:
             yield (
                 f"{sink.name} is made at the end, as {TITLES[sink.kind]}, from a scratch Zarr "

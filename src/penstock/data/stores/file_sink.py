@@ -28,7 +28,7 @@ from .file_formats import Kind, check_holds, ending_of, kind_of
 from .kvstore import address, kvstore_of, open_kvstore
 from .omezarr import SCRATCH_TILES, open_omezarr_sink
 from .protocols import Source, file_stamp
-from .raster import georeference_of
+from .raster import Georeference, georeference_of
 from .raster_tiles import MAKING_BYTES, TILE, RasterTiles
 from .sliced import Asked, OpenedArray, SlicedSource
 from .tensorstore import TensorStoreSink
@@ -65,6 +65,8 @@ class FileSink:
     """Those of a GeoTIFF."""
     rule: Rule | None = None
     """The rule by which overviews are made of blocks; None for none."""
+    place: Georeference | None = None
+    """The place of a GeoTIFF in the world."""
 
     def __post_init__(self) -> None:
         scratch, self.root = self.scratch, open_kvstore(kvstore_of(str(self.path)), self.name)
@@ -182,7 +184,7 @@ def open_file_sink(
     tiles = None
     if place_of_file is not None:
         tiles = tiles_of(path, planar(domain).shape, dtype, place_of_file.nodata)
-    return FileSink(scrub(place), path, kind, scratch, made, tiles, rule)
+    return FileSink(scrub(place), path, kind, scratch, made, tiles, rule, place_of_file)
 
 
 def planar(box: Box) -> Box:

@@ -69,6 +69,8 @@ class Described:
     """True if channels are samples of one picture, such as the bands of a raster."""
     georeferenced: bool = False
     """True for a raster with a CRS, a transform or no-data, which `georeference_of` reads."""
+    holds_labels: bool = False
+    """True for an array that says that its values are labels, as only OME-Zarr does."""
     affine: Sequence[Sequence[float]] | None = None
     """The matrix from a voxel x y z to the world, where scale and translation cannot say it: axes
     are turned or flipped. None elsewhere."""

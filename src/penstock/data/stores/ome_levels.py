@@ -42,6 +42,7 @@ class Level:
     version: str
     omero: tuple[Mapping[str, Any], ...]
     """See `Framed.omero`."""
+    holds_labels: bool
 
     def frame(self, axes: str, num_channels: int) -> dict[str, Any]:
         """The members of `Framed` for the array, whose stored axes have these letters."""
@@ -55,6 +56,7 @@ class Level:
             "translation": to_tczyx(self.translation, axes, 0.0),
             "units": to_tczyx(self.units, axes, None),
             "omero": self.omero if fits else (),
+            "holds_labels": self.holds_labels,
             "notes": () if fits else (note,),
         }
 
@@ -95,7 +97,15 @@ def described(
             for each in (channels if isinstance(channels, list) else ())
             if isinstance(each, Mapping)
         ),
+        holds_labels=holds_labels(attributes),
     )
+
+
+def holds_labels(attributes: Mapping[str, Any]) -> bool:
+    """Whether a group is one of labels: it says so, or its levels have the most frequent values of
+    those above."""
+    modes = any(each.get("type") == "mode" for each in attributes.get("multiscales", ()))
+    return modes or "image-label" in attributes
 
 
 def transformations(scale: Sequence[float], translation: Sequence[float]) -> list[dict[str, Any]]:

@@ -31,13 +31,14 @@ from ..levels import SPACE, LevelBelow, Rule, box_above, levels_below, reduced
 from ..normalize import Histogram
 from .frames import shown_channels
 from .kvstore import ts
-from .ome_levels import transform_of, transformations
+from .ome_levels import holds_labels, transform_of, transformations
 from .omezarr import open_omezarr_source
 from .open import parse_spec
 from .protocols import AXES
 from .tensorstore import TensorStoreSink, TensorStoreSource, plainly
 from .tensorstore_open import label_spec, open_tensorstore_source, prepare_sink
-from .zarr_groups import Group, is_labels
+from .written import is_damage
+from .zarr_groups import Group
 
 _MOST_LEVELS = 31  # below the first: an axis has fewer than 2**31 voxels
 _CELLS_BYTES = 2**27
@@ -186,11 +187,16 @@ def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
 
 
 def _is_of(above: TensorStoreSource, made: TensorStoreSource, rule: Rule, cell: Box) -> bool:
-    """Whether a part of a level is that of the level above."""
+    """Whether a part of a level is that of the level above. One that is damaged is not."""
     sides = zip(above.domain.shape, made.domain.shape, strict=True)
     halved = tuple(2 if side > less else 1 for side, less in sides)
-    right = _reduced(above, halved, rule, cell)
-    return np.array_equal(made.read(cell), right, equal_nan=True)
+    try:
+        right = _reduced(above, halved, rule, cell)
+        return np.array_equal(made.read(cell), right, equal_nan=True)
+    except Exception as error:
+        if is_damage(error):
+            return False
+        raise
 
 
 def remove_levels(path: str) -> None:
@@ -322,7 +328,7 @@ def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str
     """
     group = Group.at(path, name)
     ome, last = group.ome, len(group.image()["datasets"]) - 1
-    if is_labels(path, name):
+    if holds_labels(ome):
         return False
     level = level_of(path, last, name)
     begun = shown_channels(channels, level.dtype) if any(channels) else None

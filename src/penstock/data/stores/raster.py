@@ -9,6 +9,7 @@ A raster has a georeference: its CRS, transform and no-data value, which a GeoTI
 from __future__ import annotations
 
 import math
+import re
 import threading
 import warnings
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ GDAL_OPTIONS = {
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
 }
 
+_LOST = '["unretrievable'
+"""GDAL's mark of the ellipsoid of a code that it does not know; it takes WGS 84 in its place."""
 POINTS_STAY = "the input's ground control points or RPCs are not carried to any output"
 ALPHA_IS_READ = "a band of the input is alpha, and is read as one more channel; --c leaves it out"
 _OPENING = threading.Lock()
@@ -124,6 +127,16 @@ class Georeference:
     nodata: str | None
     """The value as a text, as JSON has no NaN."""
 
+    @property
+    def note(self) -> str:
+        """A sentence on a CRS that is only a name; empty for another."""
+        if (local := re.match(r'(LOCAL_CS|ENGCRS)\["([^"]*)"', self.crs or "")) is None:
+            return ""
+        return (
+            f"the input's CRS is only a name, {local[2]!r}, and goes further as such: it says no "
+            "place on Earth, or GDAL does not know its code; gdal_edit -a_srs EPSG:N sets another"
+        )
+
 
 def georeference_of(
     source: Source, at: Sequence[int], dtype: np.dtype[Any], where: str
@@ -165,7 +178,7 @@ def georeference_of(
 def _is_lost(crs: str | None, address: str) -> bool:
     """Whether a raster names a CRS that GDAL does not know."""
     if crs is not None:
-        return crs.startswith(('LOCAL_CS["unnamed"', 'ENGCRS["unnamed"'))
+        return crs.startswith(('LOCAL_CS["unnamed"', 'ENGCRS["unnamed"')) or _LOST in crs
     file = Path(address)
     return suffix_of(address) == ".vrt" and file.is_file() and b"<SRS" in file.read_bytes()
 

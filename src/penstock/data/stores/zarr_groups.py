@@ -273,24 +273,6 @@ def label_place(path: str) -> tuple[str, str, str] | None:
     return (image, labels, name) if image and folder == "labels" else None
 
 
-def is_labels(path: str, name: str) -> bool:
-    """Whether an image is one of labels.
-
-    Args:
-        path: The OME-Zarr group, or an array.
-        name: The flag that messages name.
-
-    Returns:
-        True if its group says so, or if its levels have the most frequent values of those above.
-
-    Raises:
-        UsageError: Its metadata cannot be read.
-    """
-    attributes = Group.at(path, name).ome
-    modes = any(each.get("type") == "mode" for each in attributes.get("multiscales", ()))
-    return modes or "image-label" in attributes
-
-
 def register_label(path: str, name: str) -> bool:
     """Name a label image in the list of its image, unless it is named there.
 

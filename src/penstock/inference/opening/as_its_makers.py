@@ -6,15 +6,15 @@ never depends on the block: percentiles of the whole volume are counted before t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...base import InferConfig, UsageError
-from ...data import SAME, Normalisation
-from ...models import Recipe, Sliding
+from ...data import SAME, Normalisation, Source
+from ...models import HeadRecipe, Recipe, Sliding
 from ..tiling.geometry import per_axis
 from .heads import HeadPlan
 
@@ -53,6 +53,23 @@ def with_defaults(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
             f"its makers take the mean over mirrored inputs, as --tta flips does ({recipe.place})"
         )
     return config.model_copy(update=update), [*notes, *recipe.notes]
+
+
+def obeyed_heads(
+    config: InferConfig, recipe: Recipe | None, source: Source
+) -> Mapping[str, HeadRecipe]:
+    """What is obeyed of what is said of each head, by name.
+
+    Args:
+        config: The settings. If they give kinds, nothing that a recipe says is obeyed.
+        recipe: The recipe of the network; None if it has none.
+        source: The input. If its values are labels, those that the identity returns are the same.
+    """
+    if config.model_type == "identity":
+        holds = "labels" if getattr(source, "holds_labels", False) else "intensity"
+        labels = (config.head_kind or [holds])[0].endswith("labels")
+        return {"out": HeadRecipe("labels", dtype=source.dtype.name)} if labels else {}
+    return recipe.heads if recipe is not None and config.head_kind is None else {}
 
 
 def sliding_of(config: InferConfig, recipe: Recipe | None, heads: Iterable[HeadPlan]) -> Sliding:

@@ -230,6 +230,17 @@ def packing_of_scores(kind: HeadKind, dtype: np.dtype[Any]) -> dict[str, float]:
     return {"scale_factor": 1 / int(np.iinfo(dtype).max), "add_offset": 0.0}
 
 
+def rounded(head: HeadFacts, sink: Sink) -> str:
+    """A sentence on scores of which an output keeps only whole numbers; empty for others."""
+    if head.kind != "scores" or sink.dtype.kind not in "iu" or getattr(sink, "packing", {}):
+        return ""
+    return (
+        f"{sink.name} holds the scores of head {head.name} as whole numbers, so one from 0 to 1 "
+        "becomes 0 or 1; --out-dtype float32 keeps them, or a new OME-Zarr (*.zarr) of uint8, in "
+        "which 255 stands for 1"
+    )
+
+
 def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
     """The range of integers that a dtype holds without gaps.
 

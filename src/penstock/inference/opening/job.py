@@ -40,8 +40,8 @@ from ..run_folder.names import default_run_dir
 from ..run_folder.reader import as_begun
 from ..tiling.geometry import PatchShape, block_halo
 from . import identity
-from .as_its_makers import normalised_as, sliding_of, with_defaults
-from .heads import facts_of_heads, is_wide, plan_heads
+from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
+from .heads import facts_of_heads, is_wide, plan_heads, rounded
 from .net import fit_net, with_kinds
 from .outputs import check_own_files, open_outputs, sizes_of_heads
 from .sample import cropped, open_sample, seen_of_crop
@@ -112,7 +112,7 @@ class Job:
         shape = self._patch(source, model)
         config = self.config
         self.net = fit_net(config, self.devices, model, shape, source.dtype)
-        obeyed = model.recipe.heads if model.recipe and config.head_kind is None else {}
+        obeyed = obeyed_heads(config, model.recipe, self.input)
         later = self.reduction if self.reduces_later else None
         heads = facts_of_heads(
             self.net.footprint.heads, len(config.out_spec), model.name, obeyed, later
@@ -352,6 +352,7 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
     yield from filter(None, map(why_no_lock, job.sinks))
     yield from getattr(job.input, "notes", ())  # stores of others need not have any
     yield from file_notes(source, job.sinks)
+    yield from filter(None, map(rounded, job.head_facts, job.sinks))
     dtype = str(net.model.dtype).removeprefix("torch.")
     if is_wide(source.dtype) and dtype != "float64":
         yield f"the model takes {dtype}, which does not hold all digits of {source.dtype}"
