@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,16 +116,42 @@ def test_a_source_on_another_grid_is_within_a_hundred_thousandth_of_scipy(dtype:
         assert np.array_equal(made.read(lead + box)[0], whole[(slice(None), *box.slices)])
 
 
-def test_the_edge_of_a_box_stands_for_what_lies_beyond() -> None:
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_a_grid_may_begin_in_a_box_and_the_edge_of_that_stands_for_what_lies_beyond(
+    order: int,
+) -> None:
     array = np.random.default_rng(4).random((9, 20, 17))
-    padded = np.pad(array[2:7, 3:16, 1:17], [(2, 2), (3, 4), (1, 0)], mode="edge")
-    way = Resampling(Box.of((0, 0, 0), array.shape), Box.of((0, 0, 0), (14, 13, 30)), 3)
-    shown = ResampledSource(open_source(array), way, Box((2, 3, 1), (7, 16, 17)))
-    wanted = ResampledSource(open_source(padded), way)
-    for box in [way.to, *some_boxes(way.to, 5)[:4]]:
-        at = Box.of((0, 0), (1, 1)) + box
-        assert np.array_equal(shown.read(at), wanted.read(at))
-    assert shown.fingerprint != ResampledSource(open_source(array), way).fingerprint
+    inner = Box((2, 3, 1), (7, 16, 17)), Box((3, 2, 4), (9, 10, 30))
+    way = Resampling(Box.of((0,) * 3, array.shape), Box.of((0,) * 3, (14, 13, 32)), order, 0, inner)
+    alone = Resampling(*inner, order, 0)
+    wanted = alone.apply(array[(None, *inner[0].slices)], *inner)[0]
+    for box in [way.to, inner[1], *some_boxes(way.to, 5)]:
+        needed = way.needed(box)
+        made = way.apply(array[(None, *needed.slices)], needed, box)[0]
+        there = box & inner[1]
+        assert np.array_equal(made[there.within(box)], wanted[there.within(inner[1])])
+        assert not way.beyond(box)[there.within(box)].any()
+        assert way.beyond(box).sum() == box.size - there.size
+    source = open_source(array)
+    shown = ResampledSource(source, way)
+    assert shown.translation[2:] == pytest.approx(
+        (2 - 0.5 - 2.5 * 5 / 6, 3 - 0.5 - 1.5 * 13 / 8, 1 - 0.5 - 3.5 * 16 / 26)
+    )
+    assert shown.fingerprint != ResampledSource(source, replace(way, inner=None)).fingerprint
+
+
+def test_a_place_in_the_middle_of_two_voxels_is_rounded_as_scipy_rounds_it() -> None:
+    for of, to in [(2, 49), (4, 98), (2, 3), (14, 107), (100, 49)]:
+        way = Resampling(Box.of((0,) * 3, (of, 1, 1)), Box.of((0,) * 3, (to, 1, 1)), 0)
+        line = np.arange(float(of))
+        wanted = ndimage.map_coordinates(
+            line, [of / to * (np.arange(to) + 0.5) - 0.5], order=0, mode="nearest"
+        )
+        made = way.apply(line[None, :, None, None], way.of, way.to)
+        assert np.array_equal(made.ravel(), wanted)
+        for voxel in range(of):
+            start, stop = way.given_along(0, voxel, voxel + 1)
+            assert [*range(start, stop)] == np.flatnonzero(wanted == voxel).tolist()
 
 
 def test_what_is_not_finite_spoils_only_what_is_interpolated_from_it() -> None:

@@ -41,23 +41,26 @@ LABELS = {"background": 0, "a": 1, "b": 2}
 UNET = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
 
 
-def unet(seed: int, channels: int = 1, outputs: int = 3) -> tuple[dict[str, Any], nn.Module]:
+def unet(
+    seed: int, channels: int = 1, outputs: int = 3, axes: int = 3
+) -> tuple[dict[str, Any], nn.Module]:
     """The plans of a small network, and the network."""
     architectures = pytest.importorskip("dynamic_network_architectures.architectures.unet")
     arguments = {
-        "n_stages": 2, "features_per_stage": [4, 6], "kernel_sizes": [[3] * 3] * 2,
-        "strides": [[1] * 3, [2] * 3], "n_conv_per_stage": [1, 1],
+        "n_stages": 2, "features_per_stage": [4, 6], "kernel_sizes": [[3] * axes] * 2,
+        "strides": [[1] * axes, [2] * axes], "n_conv_per_stage": [1, 1],
         "n_conv_per_stage_decoder": [1], "conv_bias": True,
         "norm_op_kwargs": {"eps": 1e-5, "affine": True},
     }  # fmt: skip
     torch.manual_seed(seed)
+    conv, norm = getattr(nn, f"Conv{axes}d"), getattr(nn, f"InstanceNorm{axes}d")
     net = architectures.PlainConvUNet(
-        input_channels=channels, num_classes=outputs, conv_op=nn.Conv3d,
-        norm_op=nn.InstanceNorm3d, nonlin=nn.LeakyReLU, deep_supervision=True, **arguments
+        input_channels=channels, num_classes=outputs, conv_op=conv, norm_op=norm,
+        nonlin=nn.LeakyReLU, deep_supervision=True, **arguments
     )  # fmt: skip
     named = {
-        "conv_op": "torch.nn.modules.conv.Conv3d", "nonlin": "torch.nn.LeakyReLU",
-        "norm_op": "torch.nn.modules.instancenorm.InstanceNorm3d",
+        "conv_op": f"torch.nn.modules.conv.{conv.__name__}", "nonlin": "torch.nn.LeakyReLU",
+        "norm_op": f"torch.nn.modules.instancenorm.{norm.__name__}",
     }  # fmt: skip
     said = {"network_class_name": UNET, "arch_kwargs": arguments | named,
             "_kw_requires_import": list(named)}  # fmt: skip
@@ -70,6 +73,7 @@ def nnunet(
 ) -> Path:
     """An nnU-Net folder of networks, a fold each."""
     said = nets[0][0]
+    last = len(said["arch_kwargs"]["kernel_sizes"][0]) - 1
     channels = dataset.pop("channels", {"0": "CT"})
     folder.mkdir(exist_ok=True)
     written = {
@@ -94,7 +98,7 @@ def nnunet(
             "network_weights": net.state_dict(), "_best_ema": np.float64(0.5),
             "logging": {"losses": [np.float32(1.0)]},
             "init_args": {"configuration": "3d_fullres"},
-            "inference_allowed_mirroring_axes": (0, 2),
+            "inference_allowed_mirroring_axes": (0, last),
         }  # fmt: skip
         torch.save(state, folder / f"fold_{fold}" / "checkpoint_final.pth")
     return folder

@@ -120,27 +120,53 @@ def test_an_nnunet_is_what_its_own_predictor_makes_of_it(
     assert np.abs(made[(slice(None), *box)] - wanted).max() < 1e-4
 
 
+SCHEMES = ["ZScoreNormalization", "CTNormalization", "RescaleTo01Normalization"]
+
+
+def with_border_and_holes(shape: tuple[int, ...]) -> Array:
+    """A rough volume with a border of zeros, a hole of zeros inside, and a bay that is none."""
+    volume = np.zeros(shape, "uint16")
+    inner = volume[:, 2:-1, 5:-4, 3:-6]
+    inner[...] = noise(*inner.shape) ** 2 // 900
+    inner[:, 3:6, 8:15, 9:14] = inner[1:, 0:2, 3:9, 4:8] = 0  # the second in some channels
+    inner[:, 4:7, 18:24, :7] = 0
+    return volume
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [(9.0, 1.4, 0.8), (2.5, 0.8, 0.7), (2.0, 1.4, 0.8)])
-def test_voxels_are_resampled_as_nnunet_does_it(
-    size: tuple[float, ...], tmp_path: Path, monkeypatch: Any
+@pytest.mark.parametrize(
+    ("size", "axes", "masked"),
+    [
+        ((9.0, 1.4, 0.8), 3, True), ((9.0, 1.4, 0.8), 2, False), ((2.5, 0.8, 0.7), 3, False),
+        ((2.5, 0.8, 0.7), 2, True), ((2.0, 1.4, 0.8), 3, True), ((2.0, 1.0, 1.0), 2, True),
+    ],
+)  # fmt: skip
+def test_an_nnunet_crops_fills_holes_normalises_and_resamples_as_its_own_predictor(
+    size: tuple[float, ...], masked: bool, axes: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     target = (2.0, 1.0, 1.0)
-    plain = {"normalization_schemes": ["ZScoreNormalization"], "spacing": list(target),
-             "patch_size": [16, 24, 16]}  # fmt: skip
-    folder = nnunet(tmp_path / "net", [unet(0)], configuration=plain)
-    # Smooth, as nnU-Net clips cubic splines to the range of a slice.
-    places = np.meshgrid(*(np.linspace(0, 4, n) for n in (9, 40, 41)), indexing="ij")
-    volume = (1000 * (4 + sum(np.sin(place + 1) for place in places))).astype("uint16")[None]
-    scores, _ = predicted(folder, volume, monkeypatch, mirror=False, size=size)
+    plain = {
+        "normalization_schemes": SCHEMES, "use_mask_for_norm": [masked, False, False],
+        "spacing": [*target[-axes:]], "patch_size": [16, 24, 16][-axes:],
+    }  # fmt: skip
+    folder = nnunet(tmp_path / "net", [unet(0, 3, axes=axes)], configuration=plain,
+                    channels={"0": "T1", "1": "CT", "2": "T2"})  # fmt: skip
+    volume = with_border_and_holes((3, 14, 40, 41))
+    scores, box = predicted(folder, volume, monkeypatch, mirror=False, size=size)
     resampling = pytest.importorskip("nnunetv2.preprocessing.resampling.default_resampling")
-    wanted = resampling.resample_data_or_seg_to_shape(
-        scores, volume.shape[1:], target, size, is_seg=False, order=1, order_z=0,
-        force_separate_z=None,
+    target = (size[0], *target[1:]) if axes == 2 else target
+    cropped = [each.stop - each.start for each in box]
+    wanted = np.zeros((3, *volume.shape[1:]))
+    wanted[(slice(None), *box)] = resampling.resample_data_or_seg_to_shape(
+        scores, cropped, target, size, is_seg=False, order=1, order_z=0, force_separate_z=None,
     )  # fmt: skip
-    made = infer(volume, folder, np.zeros((3, *volume.shape[1:]), "float32"),
-                 head_kind="scores", in_voxel_size=(*map(str, size), "mm"))  # fmt: skip
-    assert np.abs(made - wanted).max() < 1e-4 * np.ptp(wanted)
+    made, again = (
+        infer(volume, folder, np.zeros((3, *volume.shape[1:]), "float32"), head_kind="scores",
+              in_voxel_size=(*map(str, size), "mm"), block=block)
+        for block in (None, 11)
+    )  # fmt: skip
+    assert (made == again).all()
+    assert np.abs(made - wanted).max() < 1e-4
 
 
 @pytest.mark.slow

@@ -16,6 +16,9 @@ from torch import nn
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
+from penstock.data.box import Box
+from penstock.data.filled_mask import FilledMask
+from penstock.data.stores.open import open_source
 from penstock.inference.opening import sample as opening_sample
 from penstock.models.load import load_model
 from penstock.models.packages.bioimageio import Chain
@@ -103,6 +106,44 @@ def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path, monkeypatch: pytest.Mo
     assert not out[outside].any() and (out[~outside] != 9).all()
     monkeypatch.setattr(opening_sample, "nonzero_box", None)  # the run's record has the box
     assert penstock.run_inference(volume[0], out[0], **knobs, resume=True).blocks_written == 0
+
+
+@pytest.mark.slow
+def test_processes_that_share_an_nnunet_find_one_mask_and_the_same_limits(tmp_path: Path) -> None:
+    folder = nnunet(
+        tmp_path / "net", [unet(0, 2)], channels={"0": "T1", "1": "CT"},
+        configuration={"normalization_schemes": ["ZScoreNormalization", "CTNormalization"],
+                       "use_mask_for_norm": [True, False], "spacing": [2.0, 1.0, 1.0]},
+    )  # fmt: skip
+    volume = np.zeros((2, 12, 40, 40), "uint16")
+    volume[:, 1:-1, 5:36, 3:38] = noise(2, 10, 31, 35)
+    volume[:, 4:8, 15:22, 18:25] = 0
+    np.save(tmp_path / "volume.npy", volume)
+    run = tmp_path / "run"
+    words = (
+        f"infer {tmp_path}/volume.npy {tmp_path}/out.zarr --model {folder} --devices cpu --axes czyx "
+        f"--in-voxel-size 2 1.3 0.8 mm --head-kind scores --block 8 16 16 --run-dir {run}"
+    ).split()
+    steps = ["--prepare --workers 2", "--statistics 2/2", "--statistics 1/2", "--part 1/2",
+             "--part 2/2", "--finish"]  # fmt: skip
+    assert [main([*words, *step.split()]) for step in steps] == [0] * 6
+    shared = open_source(str(tmp_path / "out.zarr")).read(Box((0,) * 5, (1, 3, 12, 40, 40)))[0]
+    with np.load(run / "statistics" / "mask-0.npz") as arrays:
+        mask = FilledMask(Box((1, 5, 3), (11, 36, 38)), arrays["bits"])
+    assert mask.read(mask.box).all(), "the hole is filled"
+    t1, ct = json.loads((run / "statistics.json").read_text())["0"]["channels"]
+    inner = volume[0, 1:-1, 5:36, 3:38]
+    assert t1["lower"] == pytest.approx(inner.mean()) and t1["scale"] == pytest.approx(inner.std())
+    ends = (inner.min(), inner.max())
+    assert t1["limits"][0] == pytest.approx([(ends[0] - t1["lower"]) / t1["scale"]])
+    assert t1["limits"][1] == pytest.approx([(ends[1] - t1["lower"]) / t1["scale"]])
+    assert ct["limits"] == [pytest.approx([-250 / 120]), pytest.approx([400 / 120])]
+    alone = infer(volume, folder, np.zeros((3, 12, 40, 40), "float32"), head_kind="scores",
+                  in_voxel_size=("2", "1.3", "0.8", "mm"), block=40)  # fmt: skip
+    assert np.array_equal(shared, alone) and np.ptp(alone) > 0
+    outside = np.ones(volume.shape[1:], bool)
+    outside[1:-1, 5:36, 3:38] = False
+    assert not alone[:, outside].any() and alone[:, ~outside].any(0).all()
 
 
 class Foreign:

@@ -1,4 +1,5 @@
 from .box import Box as Box
+from .filled_mask import FilledMask as FilledMask
 from .grid import Grid as Grid
 from .grid import flatten as flatten
 from .grid import indices as indices
@@ -82,6 +83,8 @@ from .stores.lock_place import why_no_lock as why_no_lock
 from .stores.missing import ChunkCount as ChunkCount
 from .stores.missing import ChunkCounter as ChunkCounter
 from .stores.missing import check_knows_chunks as check_knows_chunks
+from .stores.normalised import ChannelValues as ChannelValues
+from .stores.normalised import NormalisedSource as NormalisedSource
 from .stores.open import open_sink as open_sink
 from .stores.open import open_source as open_source
 from .stores.protocols import AXES as AXES
@@ -118,6 +121,7 @@ from .tissue import coarse_view as coarse_view
 from .tissue import mask_sink as mask_sink
 from .tissue import sample_mask as sample_mask
 from .tissue import write_mask as write_mask
+from .value_limits import ValueLimits as ValueLimits
 from .volumes import Specimen as Specimen
 from .volumes import write_volume as write_volume
 from .weather import PRESETS as PRESETS

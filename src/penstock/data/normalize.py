@@ -32,22 +32,15 @@ class Scaling:
     """Range that normalised values are clipped to; None for no clipping."""
     keeps_zeros: bool = False
     """True if voxels of value 0 stay 0."""
-    jointly: bool = False
-    """True if only those stay that are 0 in all channels."""
 
-    def applied(
-        self, array: NDArray[Any], empty: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.float64]:
-        """The normalised values of an array; one that is not finite counts as the lower bound.
-        ``empty`` is true where all channels are 0."""
+    def applied(self, array: NDArray[Any]) -> NDArray[np.float64]:
+        """The normalised values of an array; one that is not finite counts as the lower bound."""
         values = array.astype(np.float64)
         values[~np.isfinite(values)] = self.lower
         scaled = (values - self.lower) / self.scale
         if self.clip is not None:
             scaled = scaled.clip(*self.clip)
-        if not self.keeps_zeros:
-            return scaled
-        return np.where(values == 0 if empty is None or not self.jointly else empty, 0.0, scaled)
+        return np.where(values == 0, 0.0, scaled) if self.keeps_zeros else scaled
 
     @classmethod
     def of_range(
@@ -97,8 +90,9 @@ class Normalisation:
     """Range that normalised values are clipped to; None for no clipping."""
     nonzero: bool = False
     """True if only voxels other than 0 count and are normalised."""
-    jointly: bool = False
-    """True if these are the voxels that are not 0 in some channel."""
+    masked: bool = False
+    """True if these are the voxels that are not 0 in some channel, and those that they enclose. An
+    array by itself tells no more than where its own values are 0."""
 
     @property
     def given(self) -> Scaling | None:
@@ -120,17 +114,14 @@ class Normalisation:
         self,
         counter: Histogram | MeanAndDeviation,
         array: NDArray[Any],
-        empty: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Count the values of a piece, of any shape. ``empty`` is true where all channels are 0."""
+        """Count the values of a piece, of any shape. ``valid`` is true for those inside the mask,
+        for values that are `masked`; it has the last axes of that shape."""
         if self.nonzero:
-            some = array != 0 if empty is None or not self.jointly else ~empty
-            array = array[np.broadcast_to(some, array.shape)]
+            counts = array != 0 if valid is None or not self.masked else valid
+            array = array[np.broadcast_to(counts, array.shape)]
         counter.add(array)
-
-    def advance(self, counter: Histogram | MeanAndDeviation) -> None:
-        """End a pass of a counter that is not done."""
-        counter.advance((self.lower, self.upper))
 
     def scaling(self, counter: Histogram | MeanAndDeviation) -> Scaling:
         """The scaling that was given, or that a counter that is done gives."""
@@ -138,13 +129,12 @@ class Normalisation:
             return given
         return self.of_numbers(*_numbers(self, counter))
 
-    def of_array(self, array: NDArray[Any], empty: NDArray[np.bool_] | None = None) -> Scaling:
-        """The scaling of one array by itself. It never divides by 0. ``empty`` is true where all
-        channels are 0."""
+    def of_array(self, array: NDArray[Any]) -> Scaling:
+        """The scaling of one array by itself. It never divides by 0."""
         counter = self.counter(array.dtype)
         while not counter.done:
-            self.add(counter, array, empty)
-            self.advance(counter)
+            self.add(counter, array)
+            counter.advance((self.lower, self.upper))
         return self.scaling(counter)
 
     def of_numbers(self, lower: float, scale: float) -> Scaling:
@@ -152,7 +142,7 @@ class Normalisation:
         return self._as_said(Scaling(lower, scale))
 
     def _as_said(self, scaling: Scaling) -> Scaling:
-        return Scaling(scaling.lower, scaling.scale, self.clip, self.nonzero, self.jointly)
+        return Scaling(scaling.lower, scaling.scale, self.clip, self.nonzero)
 
     def line(self) -> str:
         """The normalisation in words."""
@@ -165,7 +155,8 @@ class Normalisation:
         if self.counts is None and (self.lower, self.upper) == (0.0, 1.0):
             line = "as they are"
         if self.nonzero:
-            line += ", only where " + ("some channel" if self.jointly else "it") + " is not 0"
+            line += ", only where "
+            line += "some channel is not 0, and within" if self.masked else "it is not 0"
         return line + (f", clipped to {self.clip[0]:g} {self.clip[1]:g}" if self.clip else "")
 
 
@@ -179,9 +170,8 @@ def normalised(array: NDArray[Any], each: Sequence[Normalisation]) -> NDArray[np
     Returns:
         The values, in the same shape.
     """
-    parts, empty = [array] if len(each) == 1 else array, (array == 0).all(axis=0)
-    pairs = zip(each, parts, strict=True)
-    made = [how.of_array(part, empty).applied(part, empty) for how, part in pairs]
+    pairs = zip(each, [array] if len(each) == 1 else array, strict=True)
+    made = [how.of_array(part).applied(part) for how, part in pairs]
     return np.reshape(made, array.shape)
 
 

@@ -3,9 +3,9 @@
     of   │     0     │     1     │     2     │   3 voxels, and 4 over the same length
     to   │   0    │   1    │   2    │   3    │   the centre of 1: (2 * 1 + 1) * 3 / 8 - 1/2 = 0.625
 
-Places are computed from the number of a voxel in the whole grid, in integers, and sums are taken
-voxel by voxel in one order. So a voxel has the same bits in any box. Beyond its edge a grid goes on
-with its last voxel. This is `scipy.ndimage.zoom` with ``grid_mode=True`` and ``mode="nearest"``.
+Places are computed from the number of a voxel in the whole grid, and sums are taken voxel by voxel
+in one order. So a voxel has the same bits in any box. Beyond its edge a grid goes on with its last
+voxel. This is `scipy.ndimage.zoom` with ``grid_mode=True`` and ``mode="nearest"``.
 """
 
 from __future__ import annotations
@@ -40,18 +40,34 @@ class Resampling:
     """0: the nearest voxel, 1: linear, 3: cubic spline."""
     nearest: int | None = None
     """The axis, 0 to 2, along which the nearest voxel is taken whatever the order."""
+    inner: tuple[Box, Box] | None = None
+    """A box of ``of`` and the one of ``to`` that lies over it, where this is done as if ``of`` were
+    no more than that box; None if the whole grids lie over each other."""
 
     def of_order(self, order: int) -> Resampling:
         return replace(self, order=order)
 
     def back(self, order: int) -> Resampling:
         """The way from ``to`` to ``of``."""
-        return Resampling(self.to, self.of, order, self.nearest)
+        inner = self.inner and self.inner[::-1]
+        return Resampling(self.to, self.of, order, self.nearest, inner)
+
+    @property
+    def over(self) -> tuple[Box, Box]:
+        """The boxes that lie over each other."""
+        return self.inner or (self.of, self.to)
 
     @property
     def steps(self) -> tuple[float, ...]:
         """Voxels of ``of`` in one voxel of ``to``, along each axis."""
-        return tuple(n / m for n, m in zip(self.of.shape, self.to.shape, strict=True))
+        of, to = self.over
+        return tuple(n / m for n, m in zip(of.shape, to.shape, strict=True))
+
+    def beyond(self, box: Box) -> NDArray[np.bool_]:
+        """The voxels of a box of ``to`` that do not lie over ``inner``."""
+        outside = np.ones(box.shape, np.bool_)
+        outside[(box & self.over[1]).within(box)] = False
+        return outside
 
     def needed(self, box: Box) -> Box:
         """The voxels of ``of`` that a box of ``to`` is made of."""
@@ -75,6 +91,17 @@ class Resampling:
         low = np.where(start <= of.start[axis], to.start[axis], self._since(axis, start - order))
         high = np.where(stop >= of.stop[axis], to.stop[axis], self._since(axis, stop))
         return low, high
+
+    def slices(self, box: Box) -> NDArray[np.int64]:
+        """The slice of ``of``, counted from 0, that each voxel of a box of ``to`` is made of, where
+        the nearest one is taken along an axis; else 0. In a shape that fits the box."""
+        shape = [1, 1, 1]
+        if (axis := self.nearest) is None:
+            return np.zeros(shape, np.int64)
+        shape[axis] = -1
+        start, length, _, _ = self._row(axis)
+        first = self._first(axis, np.arange(box.start[axis], box.stop[axis])) - start
+        return np.asarray(first.clip(0, length - 1).reshape(shape))
 
     def apply(self, array: NDArray[Any], held: Box, box: Box) -> NDArray[Any]:
         """The voxels of a box of ``to``.
@@ -103,43 +130,50 @@ class Resampling:
             voxels *= max(made, min(math.ceil(made * step), most) + margin)
         return 4 * itemsize * voxels
 
+    def _row(self, axis: int) -> tuple[int, int, int, int]:
+        """Start and length of `over` along an axis, in ``of`` and in ``to``."""
+        of, to = self.over
+        return of.start[axis], of.shape[axis], to.start[axis], to.shape[axis]
+
     def _order(self, axis: int) -> int:
-        same = self.of.shape[axis] == self.to.shape[axis]
-        return 0 if same or axis == self.nearest else self.order
+        _, n, _, m = self._row(axis)
+        return 0 if n == m or axis == self.nearest else self.order
 
     def _first(self, axis: int, place: Any) -> Any:
         """The first voxel of ``of`` that voxels of ``to`` are interpolated between."""
-        n, m, order = self.of.shape[axis], self.to.shape[axis], self._order(axis)
-        twice = 2 * (place - self.to.start[axis]) + 1
-        if order == 0:
-            return self.of.start[axis] + twice * n // (2 * m)
-        return self.of.start[axis] + (twice * n - m) // (2 * m) - order // 2
+        (low, n, begin, m), order = self._row(axis), self._order(axis)
+        if order == 0:  # a place in the middle of two is rounded as scipy rounds it
+            return low + np.floor(n / m * (place - begin + 0.5) - 0.5 + 0.5).astype(np.int64)
+        return low + ((2 * (place - begin) + 1) * n - m) // (2 * m) - order // 2
 
     def _since(self, axis: int, voxel: Any) -> Any:
         """The first voxel of ``to`` that is interpolated from ``voxel`` on, or from a later one."""
-        n, m, order = self.of.shape[axis], self.to.shape[axis], self._order(axis)
-        voxel = voxel - self.of.start[axis]
-        twice = -(-2 * m * voxel // n) if order == 0 else -(-m * (2 * voxel + 1) // n)
-        start, stop = self.to.start[axis], self.to.stop[axis]
-        return np.clip(start + twice // 2, start, stop)
+        (low, n, begin, m), order = self._row(axis), self._order(axis)
+        since = voxel - low
+        twice = -(-2 * m * since // n) if order == 0 else -(-m * (2 * since + 1) // n)
+        place = begin + twice // 2
+        if order == 0:
+            place = place + (self._first(axis, place) < voxel)
+        return np.clip(place, self.to.start[axis], self.to.stop[axis])
 
     def _along(
         self, axis: int, array: NDArray[Any], held: int, place: NDArray[np.int64]
     ) -> NDArray[Any]:
         """Resample one axis, from the voxel ``held`` on."""
-        low, high, order = self.of.start[axis], self.of.stop[axis] - 1, self._order(axis)
-        first = self._first(axis, place)
-        if self.of.shape[axis] == self.to.shape[axis]:
+        (start, length, _, _), order = self._row(axis), self._order(axis)
+        low, high = start, start + length - 1
+        first, last = self._first(axis, place), held + array.shape[axis + 1] - 1
+        if self.inner is None and self.of.shape[axis] == self.to.shape[axis]:
             kept = slice(first[0] - held, first[-1] + 1 - held)
             return array[(slice(None),) * (axis + 1) + (kept,)]
         if order == 0:
-            return array.take(first - held, axis + 1)
+            return array.take(first.clip(low, high).clip(held, last) - held, axis + 1)
         if order == 3:
             seen = np.arange(first[0] - _REACH, first[-1] + 4 + _REACH)
-            array = _coefficients(array.take(np.clip(seen, low, high) - held, axis + 1), axis)
+            array = array.take(seen.clip(low, high).clip(held, last) - held, axis + 1)
+            array = _coefficients(array, axis)
             low = held = first[0]
-            high = first[-1] + 3
-        last = held + array.shape[axis + 1] - 1
+            last = high = first[-1] + 3
         made = None
         for tap, weights in enumerate(self._weights(axis, place, array.dtype)):
             voxels = np.clip(first + tap, low, high)
@@ -154,8 +188,8 @@ class Resampling:
         self, axis: int, place: NDArray[np.int64], dtype: np.dtype[Any]
     ) -> Iterator[NDArray[Any]]:
         """The weight of each voxel, the first to the last, between which is interpolated."""
-        n, m = self.of.shape[axis], self.to.shape[axis]
-        twice = 2 * (place - self.to.start[axis]) + 1
+        _, n, begin, m = self._row(axis)
+        twice = 2 * (place - begin) + 1
         after = (twice * n - m) % (2 * m) / (2 * m)
         before = 1 - after
         weights = [before, after]

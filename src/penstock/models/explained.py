@@ -52,8 +52,6 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
     if recipe.mirrors is not None:
         spatial = "zyx"[-(model.spatial_axes or 3) :]
         yield "mirrors", " ".join(spatial[axis] for axis in recipe.mirrors) or "none"
-    for note in recipe.notes:
-        yield "note", note
 
 
 def _values(recipe: Recipe) -> str:

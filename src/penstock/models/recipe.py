@@ -90,8 +90,6 @@ class Recipe:
     """Axes of the network, from 0, along which it may see its input mirrored; None for all."""
     crops: bool = False
     """True if only the box of voxels that are not 0 was seen in training."""
-    notes: tuple[str, ...] = ()
-    """Sentences on what is done in another way than by its makers."""
 
     @property
     def kind(self) -> HeadKind | None:

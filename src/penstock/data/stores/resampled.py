@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..box import Box
 from ..resampling import Resampling
+from .normalised import ChannelValues, floats_for
 from .protocols import BoxReader, Source, source_fingerprint
 
 
@@ -25,19 +26,19 @@ class ResampledSource(BoxReader):
     What it does not say here of itself, such as units and channels, is as in the other source.
     """
 
-    def __init__(self, source: Source, resampling: Resampling, within: Box | None = None) -> None:
-        """The outermost voxels of the box ``within`` stand for those beyond it."""
-        self.source, self.resampling, self.within = source, resampling, within
-        shown = on_grid(source, resampling.to, resampling.steps)
+    def __init__(
+        self,
+        source: Source,
+        resampling: Resampling,
+        each: Mapping[tuple[int, int], ChannelValues] | None = None,
+    ) -> None:
+        """``each`` has the limits of channels by time point and number; None for no limits."""
+        self.source, self.resampling, self.each = source, resampling, each
+        shown = on_grid(source, resampling.to, resampling.steps, resampling.over)
         self.domain, self.scale, self.translation = shown.domain, shown.scale, shown.translation
         self.chunks, self.affine = shown.chunks, getattr(shown, "affine", None)
-        self.dtype = source.dtype
-        if resampling.order:
-            wide = source.dtype.itemsize == 8 or source.dtype.name in ("int32", "uint32")
-            self.dtype = np.dtype(np.float64 if wide else np.float32)
-        facts = [*resampling.to.start, *resampling.to.shape, resampling.order, resampling.nearest]
-        facts += [] if within is None else [*within.start, *within.stop]
-        self.fingerprint = source_fingerprint(source.address, source.fingerprint, facts)
+        self.dtype = floats_for(source.dtype) if resampling.order else source.dtype
+        self.fingerprint = source_fingerprint(source.address, source.fingerprint, repr(resampling))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # of the object itself, which may be no more than begun
@@ -46,18 +47,14 @@ class ResampledSource(BoxReader):
 
     def fill(self, box: Box, out: NDArray[Any]) -> None:
         space, held = box[2:], self.resampling.needed(box[2:])
-        limits = self.within or self.source.domain[2:]
-        ends = zip(held.start, held.stop, limits.start, limits.stop, strict=True)
-        places = [np.arange(a, b).clip(low, high - 1) for a, b, low, high in ends]
-        first, last = (tuple(int(each[at]) for each in places) for at in (0, -1))
-        seen = Box(first, tuple(each + 1 for each in last))
         for t, c in np.ndindex(out.shape[:2]):
-            lead = Box.of((box.start[0] + t, box.start[1] + c), (1, 1))
-            stored = self.source.read(lead + seen)[0]
-            if seen != held:
-                at = np.ix_(*(each - low for each, low in zip(places, first, strict=True)))
-                stored = stored[:, *at]
+            lead = box.start[0] + t, box.start[1] + c
+            stored = self.source.read(Box.of(lead, (1, 1)) + held)[0]
             out[t, c] = self._made(stored, held, space)[0]
+            how = self.each[lead] if self.each else None
+            if how is not None and how.least is not None and how.most is not None:
+                slices = self.resampling.slices(space)
+                out[t, c].clip(how.least[slices], how.most[slices], out=out[t, c])
 
     def _made(self, stored: NDArray[Any], held: Box, space: Box) -> NDArray[Any]:
         values = stored.astype(self.dtype, copy=False)
@@ -76,23 +73,32 @@ class ResampledSource(BoxReader):
     def absent(self, cells: Sequence[Box]) -> list[Box]:
         return []
 
+    def normalised_by(self, each: Mapping[tuple[int, int], ChannelValues]) -> ResampledSource:
+        """The source with values that are normalised so, and kept within their limits. The other
+        source is a `NormalisedSource`."""
+        return ResampledSource(self.source.normalised_by(each), self.resampling, each)  # type: ignore[attr-defined]
+
     def with_cache(self, num_bytes: int) -> ResampledSource:
-        return ResampledSource(self.source.with_cache(num_bytes), self.resampling, self.within)
+        return ResampledSource(self.source.with_cache(num_bytes), self.resampling, self.each)
 
 
-def on_grid(source: Source, to: Box, steps: Sequence[float]) -> Source:
-    """A source as it would be on another grid that begins at the same place in the world.
+def on_grid(
+    source: Source, to: Box, steps: Sequence[float], over: tuple[Box, Box] | None = None
+) -> Source:
+    """A source as it would be on another grid.
 
     Args:
         source: The source.
         to: The box of the grid, z y x.
         steps: Voxels of the source in one of its voxels, along z y x.
+        over: A box of the source and one of the grid that begin at the same place in the world; by
+            default both as a whole do.
 
     Returns:
         A copy with another frame, which is not to be read from.
     """
     shown = copy.copy(source)
-    of = source.domain[2:]
+    of, lies = over or (source.domain[2:], to)
     shown.domain = source.domain[:2] + to
     sides = zip(source.chunks[2:], steps, to.shape, strict=True)
     chunks = (max(1, min(length, math.ceil(chunk / step))) for chunk, step, length in sides)
@@ -101,7 +107,7 @@ def on_grid(source: Source, to: Box, steps: Sequence[float]) -> Source:
     # The centre of voxel 0, in voxels of the source.
     firsts = [
         start - 0.5 + step * (0.5 - first)
-        for start, step, first in zip(of.start, steps, to.start, strict=True)
+        for start, step, first in zip(of.start, steps, lies.start, strict=True)
     ]
     shown.scale = (*sizes[:2], *(a * step for a, step in zip(sizes[2:], steps, strict=True)))
     moved = zip(source.translation[2:], sizes[2:], firsts, strict=True)

@@ -158,7 +158,8 @@ class Lane:
         source = native[(slice(None), *slices_of(place, geometry.patch))]
         target = self._batch[row]
         target.copy_(source if net.shape.model_axes == 3 else source[:, 0])
-        normalise_(target, opened.loaded.scalings)
+        if not self.job.values.first:
+            normalise_(target, opened.loaded.scalings)
         if net.clip:
             target.clamp_(*net.clip)
         fill_beyond_(target, seen, geometry.inner or geometry.domain, self.job.sliding.fill)

@@ -32,11 +32,8 @@ NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
 
 def normalise_(patch: Tensor, scalings: Sequence[Scaling]) -> None:
     """Normalise a patch (channels, spatial...) in place, by one scaling or by one a channel."""
-    empty = (patch == 0).all(0) if any(each.jointly for each in scalings) else None
     for part, scaling in zip([patch] if len(scalings) == 1 else patch, scalings, strict=True):
-        zeros = None
-        if scaling.keeps_zeros:
-            zeros = empty if scaling.jointly else part == 0
+        zeros = part == 0 if scaling.keeps_zeros else None
         if (scaling.lower, scaling.scale) != (0.0, 1.0):
             part.sub_(scaling.lower).div_(scaling.scale)
         if scaling.clip is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from ...base import InferConfig, UsageError
-from ...data import SAME, Normalisation, Source
+from ...data import SAME, Normalisation, Resampling, Source
 from ...models import HeadRecipe, Recipe, Sliding
 from ..tiling.geometry import per_axis
 from .heads import HeadPlan
@@ -52,7 +52,7 @@ def with_defaults(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
         notes.append(
             f"its makers take the mean over mirrored inputs, as --tta flips does ({recipe.place})"
         )
-    return config.model_copy(update=update), [*notes, *recipe.notes]
+    return config.model_copy(update=update), notes
 
 
 def obeyed_heads(
@@ -109,17 +109,40 @@ class ValuesPlan:
     """True if it is done by percentiles of each block."""
     line: str
     """The normalisation in words."""
+    first: bool = False
+    """True if it is done before voxels are resampled."""
+    limited: bool = False
+    """True if resampled voxels are then kept within the limits of the others."""
 
     @property
     def counted(self) -> bool:
         """True if numbers of whole volumes are counted before the first patch."""
-        return not self.by_block and any(how.counts is not None for how in self.each)
+        counts = any(how.counts is not None for how in self.each)
+        return self.limited or (counts and not self.by_block)
+
+    @property
+    def masked(self) -> bool:
+        """True if a mask of each volume is found before its values are counted."""
+        return any(how.masked for how in self.each)
+
+    def in_order(self, recipe: Recipe | None, way: Resampling | None, *, everywhere: bool) -> Self:
+        """The same, done before voxels are resampled if its makers do so.
+
+        Args:
+            recipe: The recipe of the network; None if it has none.
+            way: How voxels are resampled; None if they are not.
+            everywhere: False for a mask of the user, outside of which values have no limits.
+        """
+        if recipe is None or not recipe.crops or self.each != recipe.normalisation:
+            return self
+        limited = way is not None and way.order > 1 and everywhere
+        return replace(self, first=way is not None or self.masked, limited=limited)
 
     def passes(self, dtype: np.dtype[Any]) -> int:
         """Times that an input is read to count its values: twice for percentiles of more than 16
         bits."""
         twice = dtype.itemsize > 2 and any(how.counts == "percentiles" for how in self.each)
-        return self.counted * (1 + twice)
+        return self.counted * (1 + twice) + self.masked
 
 
 def normalised_as(config: InferConfig, recipe: Recipe | None) -> tuple[InferConfig, ValuesPlan]:

@@ -32,12 +32,14 @@ CONTENT_BYTES = 256 * 2**20
 """Size of the largest array in memory that is hashed. A larger one takes too long at each start."""
 VOXEL_CODE = (
     "data/box.py",
+    "data/filled_mask.py",
     "data/grid.py",
     "data/levels.py",
     "data/normalize.py",
     "data/resampling.py",
     "data/scaled_grid.py",
     "data/stores",
+    "data/value_limits.py",
     "models",
     "inference",
 )

@@ -15,6 +15,9 @@ import torch
 
 from ...base import InferConfig, torch_threads, usable_cores
 from ...data import (
+    Box,
+    FilledMask,
+    NormalisedSource,
     ResampledSource,
     Sink,
     Source,
@@ -44,7 +47,7 @@ from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_default
 from .heads import facts_of_heads, is_wide, plan_heads, rounded
 from .net import fit_net, with_kinds
 from .outputs import check_own_files, open_outputs, sizes_of_heads
-from .sample import cropped, open_sample, seen_of_crop
+from .sample import box_of, cropped, open_sample
 from .seam_error import SeamTrial
 from .seams import aligned, fitted, patch_shape, tiled
 from .selection import (
@@ -97,18 +100,18 @@ class Job:
         model = self._load_model()
         self.config, self.values = normalised_as(self.config, model.recipe)
         config = self.config
-        source, resized = self._open_input(model)
-        frame = frame_of_outputs(config, self.input, self.way)
-        model = self._with_outputs(model)
-        start, stop = source.domain.start, source.domain.stop
+        self.input = open_input(config)
+        start, stop = self.input.domain.start, self.input.domain.stop
         times = select(config.t, start[0], stop[0], "--t")
         channels, picked = channels_of(config, self.input, model.recipe)
         self.selected = times, channels
-        model, at_once = with_bands(config, model, source, len(channels))
+        model, at_once = with_bands(config, model, self.input, len(channels))
         self.volumes = volumes_of(times, channels, model, len(self.values.each))
         self.config, cut = cropped(config, model.recipe, self.input, self.volumes, self.begun)
+        source, resized = self._on_network_grid(model)
+        model = self._with_outputs(model)
+        frame = frame_of_outputs(config, self.input, self.way)
         self.sample = open_sample(self.config, self.input, source)
-        source, self.inner = seen_of_crop(model.recipe, self.sample, source)
         shape = self._patch(source, model)
         config = self.config
         self.net = fit_net(config, self.devices, model, shape, source.dtype)
@@ -146,25 +149,36 @@ class Job:
             self.plan = _seam_trial(self, source, later).measured(self.plan)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
-        self.norm_source = self.source if self.way is None else self.input
+        as_stored = self.way is None and not self.values.first
+        self.norm_source = self.source if as_stored else self.input
         if config.norm_level is not None:
             self.norm_source = open_input(config, config.norm_level)
         check_own_files(config, self.run_dir, source, self.sinks)
 
     @property
+    def masked_box(self) -> Box:
+        """The box of the input that its mask is of, where values are masked."""
+        return self.crop or self.input.domain[2:]
+
+    @property
     def sinks(self) -> list[Sink]:
         return [output.sink for output in self.outputs]
 
-    def _open_input(self, model: Model) -> tuple[Source, list[str]]:
+    def _on_network_grid(self, model: Model) -> tuple[Source, list[str]]:
         """The input as the network sees it, and notes on its voxel size."""
-        self.input = open_input(self.config)
-        self.way, notes = network_grid(self.config, self.input, model.recipe)
-        self.back = None
+        config, recipe = self.config, model.recipe
+        self.crop = box_of(config, self.input) if recipe and recipe.crops else None
+        self.way, notes = network_grid(config, self.input, recipe, self.crop)
+        self.values = self.values.in_order(recipe, self.way, everywhere=config.mask is None)
+        source = NormalisedSource(self.input) if self.values.first else self.input
+        self.back, self.inner = None, self.crop
         if self.way is None:
-            return self.input, notes
-        if self.config.output_voxel_size == "input":
-            self.back = self.way.back(min(self.config.resample_order, 1))
-        return ResampledSource(self.input, self.way), notes
+            return source, notes
+        if self.way.inner is not None:
+            self.inner = self.way.inner[1]
+        if config.output_voxel_size == "input":
+            self.back = self.way.back(min(config.resample_order, 1))
+        return ResampledSource(source, self.way), notes
 
     def _patch(self, source: Source, model: Model) -> PatchShape:
         """Patch and overlap, which the settings have from here on."""
@@ -316,7 +330,7 @@ def _gather_facts(
             ("values", job.values.line),
             *(("head", head.line()) for head in heads),
         ),
-        sample_bytes=job.sample.cache_bytes if job.sample else 0,
+        sample_bytes=_sample_bytes(job),
         seams=job.tiled.line,
         arithmetic=identity.arithmetic_of(
             identity.maker([job.input, *job.sinks], devices, job.config.threads)
@@ -325,6 +339,14 @@ def _gather_facts(
         level_bytes=_level_bytes(job),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
+
+
+def _sample_bytes(job: Job) -> int:
+    """Bytes of all that says where a volume holds what."""
+    flags = job.sample.cache_bytes if job.sample else 0
+    if job.values.masked:
+        flags += len(job.volumes) * FilledMask.bytes_for(job.masked_box)
+    return flags
 
 
 def _level_bytes(job: Job) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import METERS, Box, Grid, ResampledSource, Source, open_source
+from ...data import METERS, Box, Grid, Source, open_source
 from ...models import Recipe
 from .selection import Volume, named_range, open_input
 
@@ -94,6 +94,14 @@ def _map(of: Source, to: Source, axis: int, flag: str) -> tuple[float, float]:
     return first, size_of * unit / size_to
 
 
+def box_of(config: InferConfig, source: Source) -> Box | None:
+    """The box of the settings, z y x, None for all of the input.
+
+    Raises `UsageError` unless it is a part of the input.
+    """
+    return None if config.box is None else _box(config.box, source)
+
+
 class SampleRegion:
     """Where an input, at its own or another level, holds what is to be computed."""
 
@@ -106,7 +114,7 @@ class SampleRegion:
         self.cuts = config.mask_output == "yes"
         """Whether the output has its fill value outside box and mask, also in patches that are
         computed."""
-        self.box = None if config.box is None else _box(config.box, source)
+        self.box = box_of(config, source)
         self.mask = self.coarse = None
         if config.mask is not None:
             mask = open_source(config.mask, name="--mask")
@@ -293,27 +301,6 @@ def cropped(
         "and the output has its fill value elsewhere"
     )
     return config.model_copy(update={"box": ranges}), [note]
-
-
-def seen_of_crop(
-    recipe: Recipe | None, sample: SampleRegion | None, source: Source
-) -> tuple[Source, Box | None]:
-    """What a network that crops sees, and the box in which its patches are laid out.
-
-    Args:
-        recipe: The recipe of the network; None if it has none.
-        sample: Where there is sample, in the box of the settings; None if all is.
-        source: The input on the network's grid.
-
-    Returns:
-        The input, which is not mixed with what lies beyond the box where it is resampled; and the
-        box on its grid, None for all.
-    """
-    box = sample.box if sample and recipe and recipe.crops else None
-    if box is None or not isinstance(source, ResampledSource):
-        return source, box
-    way = source.resampling
-    return ResampledSource(source.source, way, box), way.back(1).needed(box)
 
 
 def nonzero_box(source: Source, volume: Volume) -> Box:

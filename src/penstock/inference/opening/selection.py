@@ -272,9 +272,10 @@ def sized_as_said(config: InferConfig, source: Source) -> Source:
 
 
 def network_grid(
-    config: InferConfig, source: Source, recipe: Recipe | None
+    config: InferConfig, source: Source, recipe: Recipe | None, crop: Box | None = None
 ) -> tuple[Resampling | None, list[str]]:
-    """How the input is resampled for the network, None if it is not, and notes for the plan.
+    """How the input is resampled for the network, None if it is not, and notes for the plan. The
+    grid begins in ``crop``, if there is one, and goes on beyond it.
 
     Raises `UsageError` for an input whose voxel size is not known, or a grid that is too large.
     """
@@ -291,10 +292,13 @@ def network_grid(
     else:
         return None, []
     have = _sizes_in(source, unit, of)
-    shape = source.domain.shape[2:]
+    domain = source.domain[2:]
+    shape = (crop or domain).shape
+    pairs = zip(wanted, have, strict=True)
+    wanted = tuple(kept if math.isnan(size) else size for size, kept in pairs)
     sides = []
     for name, length, size, other in zip("zyx", shape, have, wanted, strict=True):
-        side = length * size / other if length > 1 else 1
+        side = size / other * length if length > 1 else 1
         if not side < LONGEST:
             raise UsageError(f"{of} makes {side:.3g} voxels of the {length} along {name}")
         sides.append(max(1, round(side)))
@@ -310,9 +314,20 @@ def network_grid(
         nearest = _coarse_axis(recipe.most_anisotropy, have, wanted)
         if nearest is not None and shape[nearest] != sides[nearest]:
             notes += [f"the nearest voxel is taken along {'zyx'[nearest]}, as {recipe.place} says"]
-    box = Box.of((0, 0, 0), sides)
-    resampling = Resampling(source.domain[2:], box, config.resample_order, nearest)
-    return resampling, notes
+    way = Resampling(domain, Box.of((0, 0, 0), sides), config.resample_order, nearest)
+    return way if crop is None else _begun_in(crop, way), notes
+
+
+def _begun_in(crop: Box, way: Resampling) -> Resampling:
+    """The way to a grid that begins in a crop, as ``way`` has it, and goes on beyond."""
+    steps = [n / m for n, m in zip(crop.shape, way.to.shape, strict=True)]
+    before, after = (
+        [math.ceil((b - a) / step) for a, b, step in zip(low, high, steps, strict=True)]
+        for low, high in ((way.of.start, crop.start), (crop.stop, way.of.stop))
+    )
+    inner = way.to.shift(before)
+    to = Box((0, 0, 0), inner.grow((0, 0, 0), after).stop)
+    return replace(way, to=to, inner=(crop, inner))
 
 
 def _coarse_axis(most: float, *sizes: Sequence[float]) -> int | None:

@@ -17,6 +17,7 @@ from ..opening.job import Job
 from ..tiling.geometry import Brick, block_halo, narrowed
 from ..tiling.traffic import read_range
 from .run import Run
+from .statistics import known_values
 
 
 def wanted_bricks(
@@ -45,7 +46,9 @@ class BrickReader:
         """``scalings`` are those of whole volumes; empty if each block has its own."""
         self.job, self.scalings, self.chunks = run.job, scalings, run.watch.chunks
         self.pool, self.flow = run.queues.equipment.read_pool, run.queues.flow
-        self.retries = run.watch.retries
+        self.retries, self.source = run.watch.retries, run.job.source
+        if run.job.values.first:
+            self.source = self.source.normalised_by(known_values(run, scalings))  # type: ignore[attr-defined]
 
     def fetch(self, brick: Brick) -> Loaded:
         """Read a brick, unless none of it lies inside the box and the mask of the user."""
@@ -77,7 +80,7 @@ class BrickReader:
         owned = job.geometry.owned(brick)
 
         def read() -> None:
-            job.volumes[brick.volume].read(job.source, inside, part)
+            job.volumes[brick.volume].read(self.source, inside, part)
             self.chunks.look(brick.volume, owned, inside, part)
 
         self.retries.run(self.flow, job.source.name, f"read {brick}", read)
@@ -102,7 +105,8 @@ class BrickReader:
             return
         scalings = self.scalings.get(brick.volume) or (self._own_scaling(brick, array),)
         loaded.scalings = scalings
-        lowers = np.array([scaling.lower for scaling in scalings])[:, None, None]
+        first = self.job.values.first
+        lowers = np.array([0.0 if first else each.lower for each in scalings])[:, None, None]
         if array.dtype.kind != "f":
             return
         support = brick.support.within(brick.read)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from ...base import Budget, Channel, Flow, cuda_flags_kept, frozen_garbage
-from ...data import OutputLock
+from ...data import FilledMask, OutputLock
 from ...models import set_cuda_flags
 from ..lanes.bricks import Computed, Loaded
 from ..lanes.equipment import Equipment
@@ -77,6 +77,8 @@ class Run:
         extent = job.plan.extent if numbers is None else self.parts.extent(numbers)
         self.queues = Queues(job)
         self.watch = Watch(job, journal, lock, self.request, extent)
+        self.masks: dict[int, FilledMask] = {}
+        """Those of volumes, by their index, where values are masked."""
         self.seconds = 0.0
         """Seconds in which parts were computed."""
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import Flow, UsageError
-from ...data import Box, ChunkCounter, Grid, Histogram, MeanAndDeviation, Scaling, Source
+from ...data import (
+    Box,
+    ChannelValues,
+    ChunkCounter,
+    FilledMask,
+    Grid,
+    Histogram,
+    MeanAndDeviation,
+    Scaling,
+    Source,
+    ValueLimits,
+)
 from ..opening.job import Job
+from ..opening.selection import Volume
 from ..run_folder.journal import Journal
 from ..run_folder.names import STATISTICS_FOLDER
 from .run import Run
 
-Counters = list[Histogram | MeanAndDeviation]
-"""Counters of the values of a volume: one for all its channels, or one for each."""
+Counter = Histogram | MeanAndDeviation | ValueLimits
+Counters = list[Counter]
+"""Counters of the values of a volume: one for all its channels or one for each, and last its limits
+where they are wanted."""
 Scalings = tuple[Scaling, ...]
 """One for all channels of a volume, or one for each."""
 
@@ -41,7 +56,11 @@ STATISTICS_VOXELS = 2**22
 
 def new_counters(job: Job) -> Counters:
     """The counters of a volume, which have counted nothing."""
-    return [each.counter(job.norm_source.dtype) for each in job.values.each]
+    counters: Counters = [each.counter(job.norm_source.dtype) for each in job.values.each]
+    if job.values.limited and job.way is not None:
+        slices = 1 if job.way.nearest is None else job.way.over[0].shape[job.way.nearest]
+        counters.append(ValueLimits(job.net.model.in_channels, slices))
+    return counters
 
 
 def all_done(counters: Counters) -> bool:
@@ -51,9 +70,10 @@ def all_done(counters: Counters) -> bool:
 
 def advance(job: Job, counters: Counters) -> None:
     """End a pass of the counters of a volume."""
-    for how, counter in zip(job.values.each, counters, strict=True):
+    for number, counter in enumerate(counters):
         if not counter.done:
-            how.advance(counter)
+            how = job.values.each[min(number, len(job.values.each) - 1)]
+            counter.advance((how.lower, how.upper))
 
 
 def find_scalings(run: Run) -> dict[int, Scalings]:
@@ -89,6 +109,55 @@ def known_scalings(job: Job, journal: Journal) -> dict[int, Scalings]:
     }
 
 
+def known_values(
+    run: Run, scalings: Mapping[int, Scalings]
+) -> dict[tuple[int, int], ChannelValues]:
+    """How each channel is normalised, by time point and number, where that is done as voxels are
+    read."""
+    values = {}
+    for number, volume in enumerate(run.job.volumes):
+        mask, counted = mask_of(run, number), run.journal.statistics.get(str(number), {})
+        each = zip(volume.channels, run.job.values.each, scalings[number], strict=True)
+        for place, (channel, how, scaling) in enumerate(each):
+            limits = counted["channels"][place].get("limits") if counted else None
+            least, most = map(np.array, limits) if limits else (None, None)
+            values[volume.t, channel] = ChannelValues(
+                scaling, mask if how.masked else None, least, most
+            )
+    return values
+
+
+def mask_of(run: Run, number: int) -> FilledMask | None:
+    """The voxels of a volume that are not 0 in some channel, and those that they enclose; None if
+    they do not matter. The first process that needs it finds it, and the run folder keeps it."""
+    job, folder, name = run.job, run.journal.folder, f"{STATISTICS_FOLDER}/mask-{number}.npz"
+    if not job.values.masked or number in run.masks:
+        return run.masks.get(number)
+    if folder is not None and (packed := folder.read(name)) is not None:
+        with np.load(BytesIO(packed), allow_pickle=False) as arrays:
+            run.masks[number] = FilledMask(job.masked_box, arrays["bits"])
+        return run.masks[number]
+    mask, source, volume = FilledMask(job.masked_box), job.norm_source, job.volumes[number]
+    for piece in pieces_of(source):
+        part = piece & mask.box
+        if part.size:
+            run.watch.retries.run(
+                Flow(), source.name, f"mask at {part}",
+                partial(_put_nonzero, mask, volume, source, part),
+            )  # fmt: skip
+    mask.fill()
+    if folder is not None:
+        packed_bits = BytesIO()
+        np.savez_compressed(packed_bits, bits=mask.bits)
+        folder.write(name, packed_bits.getvalue())
+    run.masks[number] = mask
+    return mask
+
+
+def _put_nonzero(mask: FilledMask, volume: Volume, source: Source, part: Box) -> None:
+    mask.put(part, (volume.array(source, part) != 0).any(axis=0))
+
+
 def _count_volume(run: Run, number: int) -> None:
     """Count all values of a volume, and save its numbers."""
     counters = new_counters(run.job)
@@ -100,19 +169,24 @@ def _count_volume(run: Run, number: int) -> None:
 
 def _save(run: Run, number: int, counters: Counters) -> None:
     """Save the numbers of a volume, of all whose values are in the counters."""
-    config, volume = run.job.config, run.job.volumes[number]
-    each = []
-    for how, counter in zip(run.job.values.each, counters, strict=True):
+    job, volume = run.job, run.job.volumes[number]
+    each, limits = list[dict[str, Any]](), counters[-1]
+    for how, counter in zip(job.values.each, counters, strict=False):
+        assert not isinstance(counter, ValueLimits)
         scaling = how.scaling(counter)
         each.append({"count": counter.count, "lower": scaling.lower, "scale": scaling.scale})
+        if isinstance(limits, ValueLimits):
+            kind = job.source.dtype
+            each[-1]["limits"] = limits.normalised(len(each) - 1, scaling, kind).tolist()
+    first = {name: value for name, value in each[0].items() if name != "limits"}
     with run.watch.stage("statistics", run.journal.named("statistics.json"), timed=False):
         run.journal.save_statistics(
             number,
             {
                 "t": volume.t,
                 "c": list(volume.channels),
-                "percentiles": [config.norm_lower, config.norm_upper],
-                **each[0],
+                "percentiles": [job.config.norm_lower, job.config.norm_upper],
+                **first,
                 "channels": each,
             },
         )
@@ -124,7 +198,7 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     job, watch, sample = run.job, run.watch, run.job.sample
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
     flow, lock, step = Flow(), threading.Lock(), pieces_of(source).step
-    chunks = ChunkCounter(source, job.volumes, job.config.missing)
+    chunks, mask = ChunkCounter(source, job.volumes, job.config.missing), mask_of(run, number)
     room = memory.total - memory.base - memory.runtime
     # Twice: the decoded chunks, and the array that they are copied to. Values inside a mask are
     # copied once more, and found by flags.
@@ -148,21 +222,37 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
 
             watch.retries.run(flow, source.name, f"statistics at {piece}", read)
         with lock, watch.probe.span("statistics", piece):
-            _add(job, counters, array if sample is None else array[:, inside])
+            _add(job, counters, piece, array, inside, None if mask is None else mask.read(piece))
 
     threads = max(1, min(job.config.prep_workers, room // held))
     flow.each("statistics", pieces, count, threads)
     flow.join(lambda: watch.check(0))
 
 
-def _add(job: Job, counters: Counters, values: NDArray[Any]) -> None:
+def _add(
+    job: Job,
+    counters: Counters,
+    piece: Box,
+    array: NDArray[Any],
+    inside: NDArray[np.bool_],
+    mask: NDArray[np.bool_] | None,
+) -> None:
     """Count the values of a piece, of which the first axis is channels."""
-    parts = [values] if len(counters) == 1 else values
-    jointly = any(how.jointly for how in job.values.each)
-    empty = (values == 0).all(axis=0) if jointly else None
-    for how, counter, part in zip(job.values.each, counters, parts, strict=True):
-        if not counter.done:
-            how.add(counter, part, empty)
+    values, some = array, mask
+    if job.sample is not None:
+        values, some = array[:, inside], None if mask is None else mask[inside]
+    parts = [values] if len(job.values.each) == 1 else values
+    for how, counter, part in zip(job.values.each, counters, parts, strict=False):
+        if not counter.done and not isinstance(counter, ValueLimits):
+            how.add(counter, part, some)
+    limits = counters[-1]
+    if isinstance(limits, ValueLimits) and not limits.done and job.way is not None:
+        held = piece & job.way.over[0]
+        within, nearest = held.within(piece), job.way.nearest
+        first = 0 if nearest is None else held.start[nearest] - job.way.over[0].start[nearest]
+        each = [mask if how.masked else None for how in job.values.each]
+        where = [inside[within] if one is None else (inside & one)[within] for one in each]
+        limits.add(array[:, *within], where, nearest, first)
 
 
 def pieces_of(source: Source) -> Grid:
@@ -289,7 +379,7 @@ def _merge(packed: bytes | None, counters: list[Counters]) -> None:
             counter.merge(counts)
 
 
-def _waiting(counters: list[Counters]) -> Iterator[tuple[str, Histogram | MeanAndDeviation]]:
+def _waiting(counters: list[Counters]) -> Iterator[tuple[str, Counter]]:
     """The counters that are not done, with their places: those of volume and normalisation."""
     for volume, each in enumerate(counters):
         for number, counter in enumerate(each):

@@ -85,8 +85,8 @@ def values_in(
     seen = geometry.needed(share) & held
     array = array[(slice(None), *seen.within(held))]
     back = geometry.back if summed else geometry.back.of_order(0)
-    if array.dtype == np.bool_:  # true where a voxel counts for which it is true
-        return back.apply(array.astype(np.float32), seen, share) > 0
+    if array.dtype == np.bool_:  # true where a voxel counts for which it is true, or none counts
+        return (back.apply(array.astype(np.float32), seen, share) > 0) | back.beyond(share)
     return back.apply(array, seen, share)
 
 

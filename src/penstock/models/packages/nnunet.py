@@ -28,10 +28,6 @@ _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
 _ARCHITECTURES = "dynamic_network_architectures"
 _ALLOWED = (_ARCHITECTURES, "torch.nn")
 """Libraries whose classes the plans may name."""
-_HOLES = (
-    "voxels that are 0 in all channels do not count in the z-score and stay 0, also where others "
-    "enclose them; nnU-Net counts those"
-)
 _ANISOTROPY = 3.0
 """The ratio of the sides of a voxel beyond which nnU-Net resamples slices, and takes the nearest
 one."""
@@ -203,7 +199,6 @@ def _recipe(
         sliding=Sliding("gaussian", "narrowed", fill=0.0),
         heads={"out": HeadRecipe("scores")},
         crops=True,
-        notes=(_HOLES,) if any(how.jointly for how in each) else (),
     )
 
 
@@ -222,7 +217,7 @@ def _normalisation(scheme: str, masked: bool, counted: Mapping[str, float]) -> N
         return Normalisation(lower=mean, upper=mean + scale, clip=clip)
     schemes = {
         "ZScoreNormalization": Normalisation(
-            "moments", least=_LEAST, nonzero=masked, jointly=masked
+            "moments", least=_LEAST, nonzero=masked, masked=masked
         ),
         "NoNormalization": Normalisation(),
         "RescaleTo01Normalization": Normalisation("percentiles", 0, 100),

@@ -1,0 +1,85 @@
+"""The voxels of a box that are set, and those that they enclose, with a bit for each in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .box import Box
+
+
+class FilledMask:
+    """A mask of a box, z y x. Eight planes share a plane of bytes.
+
+    `fill` sets what is enclosed: the voxels from which no way along the axes, through others that
+    are not set, leads out of the box. This is `scipy.ndimage.binary_fill_holes`, plane by plane.
+    """
+
+    def __init__(self, box: Box, bits: NDArray[np.uint8] | None = None) -> None:
+        """``bits`` are those of another mask of this box; without them nothing is set."""
+        self.box = box
+        depth, height, width = box.shape
+        shape = (-(-depth // 8), height, width)
+        self.bits = np.zeros(shape, np.uint8) if bits is None else bits.reshape(shape)
+
+    @staticmethod
+    def bytes_for(box: Box) -> int:
+        """The most bytes that a mask takes while it is filled, with its planes of numbers."""
+        plane = box.shape[1] * box.shape[2]
+        return plane * (-(-box.shape[0] // 8) + 64)
+
+    def put(self, box: Box, values: NDArray[np.bool_]) -> None:
+        """Set the voxels of a box within the mask that are true."""
+        planes, rows, columns = box.within(self.box)
+        for z, plane in zip(range(planes.start, planes.stop), values, strict=True):
+            self.bits[z // 8, rows, columns] |= plane.astype(np.uint8) << np.uint8(z % 8)
+
+    def read(self, box: Box) -> NDArray[np.bool_]:
+        """The voxels of any box; beyond the mask none is set."""
+        made, there = np.zeros(box.shape, np.bool_), box & self.box
+        if there.size:
+            planes, rows, columns = there.within(self.box)
+            part = made[there.within(box)]
+            for z, plane in zip(range(planes.start, planes.stop), part, strict=True):
+                plane[...] = self.bits[z // 8, rows, columns] >> np.uint8(z % 8) & 1
+        return made
+
+    def _numbered(self, z: int, count: int) -> tuple[NDArray[np.int64], int]:
+        """The regions of a plane that are not set, numbered from ``count`` + 1, and the last of the
+        numbers. What is set is 0."""
+        from scipy.ndimage import label
+
+        unset = self.bits[z // 8] >> np.uint8(z % 8) & 1 == 0
+        numbers, regions = label(unset)
+        return np.where(unset, numbers + np.int64(count), 0), count + regions
+
+    def fill(self) -> None:
+        """Set what is enclosed."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        depth, count, before = self.box.shape[0], 0, None
+        meet: list[NDArray[np.int64]] = []  # pairs of numbers; that of what lies outside is 0
+        for z in range(depth):
+            plane, count = self._numbered(z, count)
+            rim = plane if z in (0, depth - 1) else plane[[0, -1]]
+            for edge in (rim, plane[:, [0, -1]]):
+                outer = np.unique(edge[edge > 0])
+                meet.append(np.stack([np.zeros_like(outer), outer]))
+            if before is not None:
+                both = (plane > 0) & (before > 0)
+                pairs = np.unique(before[both] * (count + 1) + plane[both])
+                meet.append(np.stack(np.divmod(pairs, count + 1)))
+            before = plane
+        first, second = np.concatenate(meet, axis=1)
+        joins: Any = coo_array((np.ones(len(first), np.bool_), (first, second)), (count + 1,) * 2)
+        region = connected_components(joins, directed=False)[1]
+        enclosed = region != region[0]
+        if not enclosed.any():
+            return
+        count = 0
+        for z in range(depth):
+            plane, count = self._numbered(z, count)
+            self.bits[z // 8] |= enclosed[plane].astype(np.uint8) << np.uint8(z % 8)
