@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock
@@ -178,3 +179,9 @@ def test_a_suite_keeps_out_of_its_chips(tmp_path: Path) -> None:
             build(SuiteConfig, {"output_dir": tmp_path / "val" / "out", **paths})
         )
     suite.check_suite_output(build(SuiteConfig, {"output_dir": tmp_path / "out", **paths}))
+
+
+def test_names_of_files_may_hold_the_signs_of_urls_and_json(beside: Path) -> None:
+    np.save("{a}?.npy", DATA)
+    assert main(["convert", "{a}?.npy", "what?.tif"]) == 0
+    assert (open_source("what?.tif").read(open_source("what?.tif").domain) == DATA).all()

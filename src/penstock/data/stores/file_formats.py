@@ -42,7 +42,7 @@ TIMES = {"second": 1.0, "millisecond": 1e-3, "microsecond": 1e-6, "minute": 60.0
 
 def ending_of(place: str) -> str | None:
     """The ending by which a path or URL names such a file; None where it names none."""
-    lower = place.partition("?")[0].lower()
+    lower = (place.partition("?")[0] if "://" in place else place).lower()
     return next((ending for ending in _ENDINGS if lower.endswith(ending)), None)
 
 
