@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -134,6 +137,23 @@ def test_a_pipe_in_place_of_settings_is_not_waited_for() -> None:
     os.mkfifo("a.yaml")
     code, said = ended("infer", "--in-spec", "in.npy", *KNOBS, "--config", "a.yaml")
     assert code == 2 and said == ["penstock infer: --config a.yaml is a pipe, which may never end"]
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "x"), "[Errno 28] No space left on"),
+        (ValueError("PERMISSION_DENIED: Failed [os_error_code='30']"), "PERMISSION_DENIED: Failed"),
+        (MemoryError("Unable to allocate 9 TiB"), "no memory is left: Unable to allocate 9 TiB"),
+    ],
+)
+def test_what_the_machine_lacks_or_forbids_is_no_defect(
+    error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("penstock.cli.doctor.run", Mock(side_effect=error))
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"penstock doctor: {sentence}") and "defect" not in said
 
 
 def test_a_full_disk_under_stdout_is_said_in_one_sentence() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock
@@ -14,6 +15,7 @@ from penstock.base.errors import UsageError
 from penstock.base.files import absolute
 from penstock.bench.suite import execute as suite
 from penstock.cli import main
+from penstock.data import Box
 from penstock.data.packed import format
 from penstock.data.scenes.synthetic import write_data_set
 from penstock.data.stores.open import open_sink, open_source
@@ -178,3 +180,19 @@ def test_a_suite_keeps_out_of_its_chips(tmp_path: Path) -> None:
             build(SuiteConfig, {"output_dir": tmp_path / "val" / "out", **paths})
         )
     suite.check_suite_output(build(SuiteConfig, {"output_dir": tmp_path / "out", **paths}))
+
+
+@pytest.mark.parametrize("given", [None, 3, [[1, 2]]])
+def test_what_names_no_place_is_refused(beside: Path, given: Any) -> None:
+    """None as the output wrote a store of the name None."""
+    with pytest.raises(UsageError, match=r"of type \w+ is no path, URL, TensorStore spec or numpy"):
+        open_sink(given, domain=Box((0,) * 5, (1, 1, 4, 4, 4)), dtype=np.uint8)
+    with pytest.raises(UsageError, match=r"of type \w+ is no path, URL, TensorStore spec or numpy"):
+        open_source(given)
+    assert not [*Path().iterdir()]
+
+
+def test_names_of_files_may_hold_the_signs_of_urls_and_json(beside: Path) -> None:
+    np.save("{a}?.npy", DATA)
+    assert main(["convert", "{a}?.npy", "what?.tif"]) == 0
+    assert (open_source("what?.tif").read(open_source("what?.tif").domain) == DATA).all()

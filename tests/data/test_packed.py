@@ -21,6 +21,7 @@ from penstock.data.packed import write as dataset
 from penstock.data.packed.audit import Audit, Delivery
 from penstock.data.packed.format import Packed, open_dataset
 from penstock.data.packed.write import Moments
+from penstock.data.scenes.synthetic import write_data_set
 
 from .kit import PLAIN, SMALL, read, small_sample, write_small
 
@@ -164,6 +165,9 @@ def test_overwrite_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
 def test_a_data_set_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"are .* PiB before compression and .* free; lower"):
         dataset.write_dataset(tmp_path / "data", SMALL, range(10**14), small_sample, **PLAIN)
+    with pytest.raises(UsageError, match=r"scenes are .* PiB before compression and .* free"):
+        sizes = {"scenes": 10**8, "validation": 1, "objects": 1, "seed": 0}
+        write_data_set(tmp_path / "data", (10**4, 10**4), tiff="strips", **sizes)
     assert not (tmp_path / "data").exists()
 
 

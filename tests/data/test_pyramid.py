@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def test_a_level_is_that_of_numpy(dtype: str, shape: tuple[int, ...]) -> None:
     right = windows(array, halved, join)
     # Sums of float64 depend on their order, by bits of the values and not of a sum near 0.
     np.testing.assert_allclose(made, right, rtol=0, atol=1e-13 if dtype == "float64" else 0)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_means_of_64_bits_are_exact(dtype: str) -> None:
+    array = values(dtype, (4, 6))
+    array[:2, :2] = np.iinfo(dtype).max
+    sums = array.astype(object).reshape(2, 2, 3, 2).sum(axis=(1, 3))
+    right = [[round(Fraction(total, 4)) for total in row] for row in sums]
+    assert reduced(array, (2, 2), "mean").tolist() == right
 
 
 def test_no_data_is_left_out_of_means() -> None:

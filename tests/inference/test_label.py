@@ -17,6 +17,7 @@ from penstock.base import LabelConfig, PenstockError, UsageError, build
 from penstock.cli import main
 from penstock.data import open_source
 from penstock.inference import Labelling, LabelSummary
+from penstock.inference.objects.components import labelled
 
 from ..later import imported_later
 
@@ -160,6 +161,11 @@ def test_equal_values_have_the_labels_of_cc3d(tmp_path: Path, block: tuple[int, 
     order = np.argsort(np.argsort(first[1:])) + 1
     np.testing.assert_array_equal(got, np.concatenate([[0], order])[wanted])
     assert labelling.taken == "voxels of equal value"
+
+
+def test_a_number_beyond_63_bits_is_a_label() -> None:
+    labels, count = labelled(np.array([[[0, 2**63]]], np.uint64), 6)
+    assert count == 1 and labels.tolist() == [[[0, 1]]]
 
 
 @pytest.mark.slow

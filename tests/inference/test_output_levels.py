@@ -311,6 +311,18 @@ def test_an_array_that_is_no_image_gets_its_levels_beside_it(
     assert Path("in.npy").read_bytes() == before
 
 
+@pytest.mark.parametrize("kind", ["intensity", "labels"])
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_all_digits_of_64_bits_are_converted(dtype: str, kind: str) -> None:
+    """Numbers of segments are as large: a float64 holds 53 bits."""
+    span = np.iinfo(dtype)
+    ids = np.random.default_rng(0).integers(span.min, span.max, (3, 20, 20), dtype, endpoint=True)
+    np.save("ids.npy", ids)
+    assert main(["convert", "ids.npy", "ids.zarr", "--head-kind", kind]) == 0
+    (written,) = levels("ids.zarr")
+    assert written.dtype == dtype and (written == ids).all()
+
+
 @pytest.mark.slow
 def test_labels_stay_labels_when_they_are_converted() -> None:
     """Also without levels; and those of others, which say so by ``image-label``."""

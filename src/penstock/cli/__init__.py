@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import itertools
 import os
+import re
 import shlex
 import signal
 import sys
@@ -199,8 +201,21 @@ def _trace(error: Exception) -> None:
         print(traceback_of(error), end="", file=sys.stderr)
 
 
+_OF_THE_MACHINE = frozenset(
+    getattr(errno, name)
+    for name in "ENOSPC EDQUOT EROFS EACCES EPERM EMFILE ENFILE EIO ESTALE ENOMEM".split()
+    if hasattr(errno, name)
+)
+"""Errors of the system that say what this machine lacks or forbids."""
+
+
 def _fault(error: Exception) -> str:
     """Describe an unexpected error in one sentence."""
+    said = re.search(r"os_error_code='(\d+)'", str(error))  # TensorStore's words
+    if (error.errno if isinstance(error, OSError) else said and int(said[1])) in _OF_THE_MACHINE:
+        return describe(error)
+    if isinstance(error, MemoryError):
+        return f"no memory is left: {describe(error)}"
     if place := where_in_users_code(error):
         return f"{type(error).__name__}: {describe(error)}{place}; --debug shows all of it"
     return f"{type(error).__name__}: {describe(error)} (a defect in Penstock; --debug shows where)"

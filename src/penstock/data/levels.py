@@ -134,10 +134,17 @@ def _summed(array: NDArray[Any], halved: Sequence[int]) -> NDArray[Any]:
 def _mean_of_integers(array: NDArray[Any], halved: Sequence[int]) -> NDArray[Any]:
     """The means of windows, in integers: the sum of a power of two of them is divided exactly."""
     shift = sum(by == 2 for by in halved)
+    if not shift:
+        return array
+    # Half to even: a half goes up only where the integer below is odd.
+    below_half, below_one = (1 << (shift - 1)) - 1, (1 << shift) - 1
+    if array.dtype.itemsize == 8:  # the sum of eight may not fit
+        rest = _summed(array & below_one, halved)
+        means = _summed(array >> shift, halved) + (rest >> shift)
+        return means + (((rest & below_one) + below_half + (means & 1)) >> shift)
     sums = _summed(array.astype(np.int64 if array.dtype.itemsize > 2 else np.int32), halved)
-    if shift:  # half to even: a half goes up only where the integer below is odd
-        sums += (1 << (shift - 1)) - 1 + ((sums >> shift) & 1)
-        sums >>= shift
+    sums += below_half + ((sums >> shift) & 1)
+    sums >>= shift
     return sums
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, require, system_errors
-from ..packed.data_folder import check_strangers, names_to_replace, remove
+from ..packed.data_folder import check_room, check_strangers, names_to_replace, remove
 from .labels import COLUMNS, NO_SHORE_KM
 from .rasters import NODATA, FloatArray
 from .scene import COARSE_M, PIXEL_M
@@ -237,6 +237,8 @@ def write_data_set(
     Raises:
         UsageError: the folder cannot be written.
     """
+    # GDAL does not tell of a full disk if it meets it as it closes a file.
+    check_room(root, 4 * scenes * size[0] * size[1], f"{scenes} scenes", "--scenes or --size")
     with system_errors(f"OUT {root} cannot be written"):
         for folder in _FOLDERS:
             (root / folder).mkdir(parents=True, exist_ok=True)

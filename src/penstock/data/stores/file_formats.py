@@ -54,7 +54,7 @@ _MUCH = 0.01
 
 def ending_of(place: str) -> str | None:
     """The ending by which a path or URL names such a file; None where it names none."""
-    lower = place.partition("?")[0].lower()
+    lower = (place.partition("?")[0] if "://" in place else place).lower()
     return next((ending for ending in _ENDINGS if lower.endswith(ending)), None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -234,8 +235,13 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
     """
     if isinstance(text_or_mapping, Mapping):
         return dict(text_or_mapping)
+    if not isinstance(text_or_mapping, str | os.PathLike):
+        kind = type(text_or_mapping).__name__
+        raise UsageError(
+            f"{name}: a value of type {kind} is no path, URL, TensorStore spec or numpy array"
+        )
     text = str(text_or_mapping).strip()
-    if text.startswith("{"):
+    if text.startswith("{") and not os.path.lexists(text):
         return _parse_json(text, name)
     path = Path(text).expanduser()
     where = f"{name} {path}"

@@ -81,7 +81,7 @@ class PatchScatter:
         target, tally = owner.outputs[head], owner.tally[head]
         places = [plan.grid.sides(slot.place) for slot in slots]
         core = self._cores[head]
-        if plan.kind == "labels":
+        if plan.copied:
             parts, labels = _meeting(target, output_BCZYX[core], places)
             _copy(parts, note_labels(labels, target.dtype, tally))
             return

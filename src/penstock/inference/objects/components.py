@@ -207,9 +207,11 @@ def labelled(array: NDArray[Any], connectivity: int) -> tuple[NDArray[Any], int]
     """The components of an array that has the axes of a connectivity, and their number.
 
     cc3d 4.1.1 is wrong for some arrays of bool, by diagonal neighbours: it labels voxels that are
-    false, joins two, or ends with an error. As bytes they are right.
+    false, joins two, or ends with an error. As bytes they are right. It also ends with an error for
+    some arrays of numbers from 2**63 on.
     """
-    plain = array.view(np.uint8) if array.dtype == np.bool_ else array
+    right = {"bool": np.uint8, "uint64": np.int64}.get(array.dtype.name)
+    plain = array if right is None else array.view(right)
     labels, count = require("cc3d", "label").connected_components(
         plain, connectivity=connectivity, return_N=True
     )

@@ -42,6 +42,15 @@ def is_wide(dtype: np.dtype[Any]) -> bool:
     return dtype.name in _WIDE
 
 
+def is_long(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds integers that float64 cannot hold.
+
+    >>> is_long(np.dtype("uint64")), is_long(np.dtype("uint32"))
+    (True, False)
+    """
+    return dtype.name in ("int64", "uint64")
+
+
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
     """A head of the network, and its kind, as far as they are known before its output is opened."""
@@ -88,6 +97,8 @@ class HeadPlan(HeadFacts):
     """The number that stands for 1 in the output."""
     grid: ScaledGrid
     """The grid of its values."""
+    copied: bool
+    """True if its values are integers that are written as the network returns them."""
     summed: bool
     """True if bricks are added up to blocks, as patches are blended or values are interpolated on
     their way to the output's grid."""
@@ -186,27 +197,30 @@ def plan_heads(
     facts: Sequence[HeadFacts],
     sinks: Sequence[Sink],
     *,
-    fine: bool,
+    carrier: str,
     scalings: int,
     corner: tuple[int, ...],
     resampled: bool,
 ) -> tuple[HeadPlan, ...]:
-    """How each head is treated, for its output. ``fine`` says that patches are normalised in
-    float64, ``scalings`` how many of them a volume has, ``corner`` where the grids of heads begin,
-    ``resampled`` that outputs lie on another grid than patches."""
+    """How each head is treated, for its output. ``carrier`` is the dtype in which patches are
+    normalised, ``scalings`` how many of them a volume has, ``corner`` where the grids of heads
+    begin, ``resampled`` that outputs lie on another grid than patches."""
     heads = []
     for head, sink in zip(facts, sinks, strict=True):
         if head.reduction is not None:
             head = replace(head, kind="scores")
-        wide = (fine or head.returned == "float64") and is_wide(sink.dtype)
+        wide = (carrier != "float32" or head.returned == "float64") and is_wide(sink.dtype)
         rescaled = head.recipe is not None and head.recipe.scaling is not None
+        summed = (config.seam_mode == "blend" or resampled) and head.kind != "labels"
         heads.append(
             HeadPlan(
                 **{field.name: getattr(head, field.name) for field in fields(head)},
                 dtype=sink.dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and head.kind != "labels",
-                summed=(config.seam_mode == "blend" or resampled) and head.kind != "labels",
+                copied=head.kind == "labels"
+                or (not summed and "int" in carrier and carrier == sink.dtype),
+                summed=summed,
                 grid=ScaledGrid(head.factors, corner),
                 denormalized=config.denormalize
                 and head.kind == "intensity"

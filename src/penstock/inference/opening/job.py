@@ -44,7 +44,7 @@ from ..run_folder.reader import as_begun
 from ..tiling.geometry import PatchShape, block_halo
 from . import identity
 from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
-from .heads import facts_of_heads, is_wide, plan_heads, rounded
+from .heads import facts_of_heads, is_long, is_wide, plan_heads, rounded
 from .net import fit_net, with_kinds
 from .outputs import check_own_files, open_outputs, sizes_of_heads
 from .sample import box_of, cropped, open_sample
@@ -133,9 +133,9 @@ class Job:
             config, frame, self.selected, model.in_channels, self.head_facts
         )
         self.written = frame.domain
-        fine = self.net.carrier.itemsize == 8
+        carrier = str(self.net.carrier).removeprefix("torch.")
         self.heads = plan_heads(
-            config, self.head_facts, self.sinks, fine=fine, scalings=len(self.values.each),
+            config, self.head_facts, self.sinks, carrier=carrier, scalings=len(self.values.each),
             corner=source.domain.start[2:], resampled=self.back is not None,
         )  # fmt: skip
         self.sliding = sliding_of(config, model.recipe, self.heads)
@@ -376,7 +376,8 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
     yield from file_notes(source, job.sinks)
     yield from filter(None, map(rounded, job.head_facts, job.sinks))
     dtype = str(net.model.dtype).removeprefix("torch.")
-    if is_wide(source.dtype) and dtype != "float64":
+    lossless = dtype == source.dtype or (dtype == "float64" and not is_long(source.dtype))
+    if is_wide(source.dtype) and not lossless:
         yield f"the model takes {dtype}, which does not hold all digits of {source.dtype}"
     if config.normalize == "global" and config.model_fields_set & {"norm_lower", "norm_upper"}:
         yield (

@@ -39,7 +39,7 @@ from ...models import (
 from ..planning.memory import CPU_FORWARD, resident_bytes
 from ..tiling.geometry import PatchShape
 from .as_its_makers import ValuesPlan
-from .heads import HeadFacts, Origin, is_wide, said_kinds
+from .heads import HeadFacts, Origin, is_long, is_wide, said_kinds
 from .selection import Volume
 
 GPU_BATCH = 16
@@ -63,7 +63,8 @@ class Net:
     amp: torch.dtype | None
     """The dtype of autocast; None if it is off."""
     carrier: torch.dtype
-    """Dtype in which patches are normalised, float32, or float64 if the input needs it."""
+    """Dtype in which patches are normalised: float32, float64 if the input needs it, or that of an
+    input of 64-bit integers if they pass as they are, because a float64 holds only 53 bits."""
     clip: tuple[float, float] | None
     """Range that normalised values are clipped to; None for no clipping."""
     batch: int
@@ -104,9 +105,13 @@ def fit_net(
     amp = choose_amp(config, devices, model.dtype)
     # A Mac's GPU has no float64.
     fine = is_wide(dtype) and all(device.type != "mps" for device in devices)
+    carrier = torch.float64 if fine else torch.float32
+    as_it_is = config.normalize == "none" and config.clip_norm is None
+    if on_cpu and as_it_is and is_long(dtype) and isinstance(model.module, torch.nn.Identity):
+        carrier = getattr(torch, dtype.name)
     if fine and not model.weight_bytes:
         with contextlib.suppress(UsageError):  # a net that makes float32 tensors itself fails
-            wide = replace(model, weightless_dtype=torch.float64)
+            wide = replace(model, weightless_dtype=carrier)
             fit_batch(wide, shape, config.batch, on_cpu=on_cpu)
             model = wide
     forward, footprint = fit_batch(model, shape, config.batch, on_cpu=on_cpu)
@@ -116,7 +121,7 @@ def fit_net(
         model=replace(model, module=module),
         shape=shape,
         amp=amp,
-        carrier=torch.float64 if fine else torch.float32,
+        carrier=carrier,
         clip=None if config.clip_norm is None else config.clip_norm or (0.0, 1.0),
         batch=-(-(config.batch or CPU_FORWARD) // forward) * forward if on_cpu else forward,
         forward=forward,

@@ -112,7 +112,8 @@ def _each(
 def _holds_none(path: Path) -> UsageError:
     return UsageError(
         f"{path} holds no run: it is neither the output of a SLURM job, nor a folder with "
-        f"{RESULTS}, a ledger of training, a table of runs (CSV), or what MLflow or Comet kept"
+        f"{RESULTS}, a ledger of training, a table of runs, or what MLflow or Comet kept; for any "
+        "other trainer give a CSV with the columns devices, seconds"
     )
 
 
