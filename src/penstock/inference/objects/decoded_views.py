@@ -98,7 +98,7 @@ class ViewWork(RoundWork):
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
         """What is known of the objects of a view."""
         count = int(labels.max(initial=0))
-        runs = runs_of(labels, labels)
+        runs = runs_of(labels)
         low, high, sums = extents_of(runs, labels.shape, count)
         voxels = runs.voxels(count)
         places = np.full((count, 5), box.start)
@@ -193,7 +193,7 @@ def painted(work: ViewWork, owners: Owners, box: Box) -> LocalLabels:
         seen = np.concatenate([[0], of_view])[work.labels(view, part)]
         np.copyto(here, seen, where=here == 0)
     labels, _ = require("fastremap", "label").renumber(keys)
-    local = in_order_of_first(labels, int(labels.max(initial=0)), labels)
+    local = in_order_of_first(labels, int(labels.max(initial=0)))
     return local._replace(keys=keys.reshape(-1)[local.first])
 
 

@@ -13,7 +13,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -160,7 +160,8 @@ class LabelRun:
     def _join(self, work: BlockWork) -> tuple[Totals, Any, list[Contacts]]:
         """The objects of all blocks, the group of each, and faces between blocks."""
         if (place := str(work.folder)) not in self._joined:
-            totals = Totals.of(map(work.load, range(len(work.grid))))
+            load = partial(work.load, without="measures")
+            totals = Totals.of(map(load, range(len(work.grid))))
             count, limit = len(totals.first), self.labelling.limit
             if (needed := count * self.labelling.joined_bytes) > limit:
                 raise Refused(
@@ -168,8 +169,9 @@ class LabelRun:
                     f"--max-memory allows {format_bytes(limit)}; what is counted stays: go on with "
                     "--resume and more, or begin anew with a larger --block"
                 )
-            load = lru_cache(maxsize=64)(work.load)
-            pairs, contacts = all_touching(work.grid, totals, load, work.rule.connectivity)
+            pairs, contacts = all_touching(
+                work.grid, totals, lru_cache(maxsize=64)(load), work.rule.connectivity
+            )
             groups = (
                 groups_of(count, pairs)
                 if work.views is None

@@ -81,7 +81,7 @@ def merged_measures(work: BlockWork, numbering: Numbering, contacts: list[Contac
     """
     total: Measures = {}
     for number in range(len(work.grid)):
-        record = work.load(number)
+        record = work.load(number, "faces")
         part = {name: getattr(record, name) for name in ("first", "voxels", "at_border")}
         part |= record.measures
         total = total or empty_measures(part, numbering.kept)
