@@ -25,12 +25,13 @@ from ...base import (
     Refused,
     format_bytes,
     keep_traceback_in,
+    read_json,
     usable_cores,
 )
 from ...data import OutputLock, flatten, open_source, unflatten
 from ..run_folder.block_log import Key
 from ..run_folder.ending import noting_end
-from ..run_folder.folder import read_run
+from ..run_folder.folder import is_complete, read_run
 from ..run_folder.journal import Journal, Prepared
 from ..run_folder.names import (
     AMBIGUOUS_FILE,
@@ -85,13 +86,26 @@ class LabelSummary:
     levels: int
     ends: PlaneEnds | None = None
     """None if objects were not measured."""
+    joined: int | None = None
+    """Objects that several views see, as for ``cut``; None for components."""
+    cut: int | None = None
+    """Objects that the halo of their owner does not hold."""
     ambiguous: int = 0
+    largest: tuple[int, ...] = ()
+    """The numbers of the largest of them."""
     ambiguous_file: Path | None = None
-    """Their rows, the largest first; None if there are none."""
-    owners: Owners | None = None
-    """The joins of what a decoder made; None for components."""
+    """The rows of all of them; None if there are none."""
     cutouts: Sequence[Cutout] = ()
-    """Some of the ambiguous ones."""
+    """The largest; empty if an earlier start has drawn them."""
+
+    @classmethod
+    def read(cls, folder: Path) -> LabelSummary:
+        """The summary of a labelling that is complete."""
+        facts = read_json(folder / SUMMARY_FILE)
+        ends = facts["ends"] and PlaneEnds(**facts["ends"])
+        sides = {name: tuple(facts[name]) for name in ("block", "largest")}
+        listed = folder / AMBIGUOUS_FILE if facts["ambiguous"] else None
+        return cls(**{**facts, **sides, "ends": ends, "ambiguous_file": listed})
 
 
 class LabelRun:
@@ -203,8 +217,10 @@ class LabelRun:
 
     def finish(self) -> LabelSummary:
         """Close the output, in which all blocks are written; write the table; remove what was
-        found of blocks."""
+        found of blocks. A labelling that is complete stays as it is."""
         labelling = self.labelling
+        if is_complete(self.folder):
+            return LabelSummary.read(self.folder)
         work, output = self.counting, read_run(self.folder)["output"]
         sink = labelling.output(output["dtype"], overwrite=False, resume=True)
         sink.close()
@@ -217,10 +233,9 @@ class LabelRun:
             work.rule.connectivity, output["dtype"], len(work.grid), work.grid.step[2:], levels,
             **checks,
         )  # fmt: skip
-        large = ("owners", "cutouts", "ambiguous_file")
-        facts = {key: value for key, value in vars(summary).items() if key not in large}
+        here = ("ambiguous_file", "cutouts")
+        facts = {key: value for key, value in vars(summary).items() if key not in here}
         facts["ends"] = summary.ends and summary.ends._asdict()
-        facts |= {name: getattr(summary.owners, name, None) for name in ("joined", "cut")}
         self.journal.save(SUMMARY_FILE, facts)
         clear(labelling)
         return summary
@@ -240,7 +255,8 @@ class LabelRun:
             rows = np.flatnonzero(total["ambiguous"])
             rows = rows[np.argsort(-total["voxels"][rows], kind="stable")]  # the largest first
             checks = {
-                "owners": owners,
+                "joined": owners.joined,
+                "cut": owners.cut,
                 "ends": ends_at_planes(total, views.grid, views.halo),
                 "ambiguous": len(rows),
             }
@@ -249,11 +265,12 @@ class LabelRun:
             # A start that was killed may have written it.
             write_table(config.table, columns, source, replace=config.overwrite or config.resumes)
         if len(rows):
-            file = checks["ambiguous_file"] = self.folder / AMBIGUOUS_FILE
             some = {name: column[rows] for name, column in columns.items()}
+            file = checks["ambiguous_file"] = self.folder / AMBIGUOUS_FILE
             write_table(file, some, source, replace=True)
             labels = open_source(config.out_spec, name="OUT")
             checks["cutouts"] = cutouts_of(total, rows, source, labels)
+            checks["largest"] = tuple(each.number for each in checks["cutouts"])
         return checks
 
 
@@ -297,8 +314,9 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
             if "output" in before:
                 facts["output"] = before["output"]
                 journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
-            journal.begin(facts, prepared=prepared)
-            lock.name()
+            if not is_complete(labelling.folder) or len(journal.done) < len(labelling.work.grid):
+                journal.begin(facts, prepared=prepared)
+                lock.name()
             say_unlocked([*lock.lacking, *journal.lacking])
             with noting_end(journal.save):
                 yield LabelRun(labelling, journal, lock)
