@@ -29,6 +29,8 @@ from .protocols import SeveralArrays, in_words, listed
 Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
 _DEPTH = 4  # of arrays below a group
+ABOVE = 2
+"""Groups above an array in which its image may be described."""
 _MARKERS = ("zarr.json", ".zarray", "attributes.json")
 
 
@@ -289,7 +291,7 @@ def is_labels(path: str, name: str) -> bool:
     """Whether an image is one of labels.
 
     Args:
-        path: The OME-Zarr group, or an array.
+        path: The OME-Zarr group, or an array, which may be a level of one.
         name: The flag that messages name.
 
     Returns:
@@ -298,7 +300,12 @@ def is_labels(path: str, name: str) -> bool:
     Raises:
         UsageError: Its metadata cannot be read.
     """
-    attributes = Group.at(path, name).ome
+    attributes, parts = Group.at(path, name).ome, path.rstrip("/").split("/")
+    if "multiscales" not in attributes:
+        for up in range(1, min(ABOVE + 1, len(parts))):
+            above = Group.at("/".join(parts[:-up]) or "/", name)
+            if above.level_called("/".join(parts[-up:])) is not None:
+                attributes = above.ome
     modes = any(each.get("type") == "mode" for each in attributes.get("multiscales", ()))
     return modes or "image-label" in attributes
 
