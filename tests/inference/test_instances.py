@@ -39,6 +39,13 @@ def narrow(scores):
 def with_floats(scores):
     return scores[0]
 
+def middle(scores):
+    labels = np.zeros(scores.shape[1:], np.uint8)
+    at = scores.shape[-1] // 2
+    labels[..., at - 3 : at + 3] = scores[0, ..., at - 3 : at + 3] > 0
+    return labels
+
+
 def raising(scores):
     raise ValueError("a decoder of the user's")
 """
@@ -190,6 +197,23 @@ def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
     _, again = decode(tmp_path, scores, **more)  # what is complete says the same
     assert again == replace(summary, cutouts=())
     assert (tmp_path / "out.zarr.penstock" / "summary.json").read_bytes() == said
+
+
+def test_a_chain_of_merges_is_ambiguous(tmp_path: Path) -> None:
+    """No view sees more of it than an object that fits, and more views see it."""
+    scores = np.full((6, 6, 80), -1, np.float32)
+    for stop, ambiguous in ((80, 1), (20, 0)):
+        scores[2:4, 2:4] = -1
+        scores[2:4, 2:4, :stop] = 1
+        np.save(tmp_path / "in.npy", scores)
+        _, summary = decode(
+            tmp_path, scores, object_size=(6,), instance_block=(4,), join_rule="touch",
+            decoder=f"{tmp_path / 'mine.py'}:middle", table=tmp_path / "t.csv",
+        )  # fmt: skip
+        assert (summary.objects, summary.ambiguous) == (1, ambiguous)
+        rows = (tmp_path / "t.csv").read_text().splitlines()
+        assert rows[1].endswith(("false", "true")[ambiguous])
+        assert summary.largest == (1,) * ambiguous == tuple(c.number for c in summary.cutouts)
 
 
 def test_ends_are_counted_at_planes_and_between() -> None:
