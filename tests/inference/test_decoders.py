@@ -120,7 +120,7 @@ def check_kind(folder: Path, name: str, axes: int, side: int, count: int) -> Non
     knobs = of_kind(name, axes, instance_block=(45,), min_size=5, chunks=(64,) * 3)
     tiled, summary = decode(folder, scores, **knobs)
     tiled = tiled.reshape(truth.shape)
-    assert summary.owners is not None and summary.owners.joined > count / 5
+    assert summary.joined is not None and summary.joined > count / 5
     assert f1(whole, tiled, 0.75) > 0.998
     assert f1(truth, whole, 0.5) > 0.95
     for least in (0.5, 0.75, 0.9):
@@ -265,7 +265,7 @@ def test_real_nuclei_of_blocks_are_those_of_the_whole(
         knobs |= {"threshold": -0.5, "seed_threshold": 0.6}
     whole, _ = decode(tmp_path, scores, **knobs, instance_block=(max(truth.shape),))
     tiled, summary = decode(tmp_path, scores, **knobs, instance_block=(block,))
-    assert summary.owners is not None and summary.owners.joined > 5
+    assert summary.joined is not None and summary.joined > 5
     for least in (0.5, 0.75, 0.9):
         alike = [f1(truth, each.reshape(truth.shape), least) for each in (whole, tiled)]
         print(name, kind, len(np.unique(truth)) - 1, summary.objects, least, *alike)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def narrow(scores):
 
 def with_floats(scores):
     return scores[0]
+
+def middle(scores):
+    labels = np.zeros(scores.shape[1:], np.uint8)
+    at = scores.shape[-1] // 2
+    labels[..., at - 3 : at + 3] = scores[0, ..., at - 3 : at + 3] > 0
+    return labels
+
 
 def raising(scores):
     raise ValueError("a decoder of the user's")
@@ -109,7 +117,7 @@ def check_tiled(folder: Path, side: int, count: int, blocks: Iterable[int], **kn
     assert f1(truth, whole, 0.5) > 0.95
     for block in blocks:
         tiled, summary = decode(folder, scores, instance_block=(block,), **knobs)
-        assert summary.owners is not None and summary.owners.joined > 0
+        assert summary.joined is not None and summary.joined > 0
         assert np.array_equal(tiled > 0, whole > 0)
         for least in (0.5, 0.75, 0.9):
             alike = f1(truth, whole, least), f1(truth, tiled, least)
@@ -173,7 +181,7 @@ def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
     scores = np.full((6, 6, 60), -1, np.float32)
     scores[2:4, 2:4, 2:58] = 1
     labels, summary = decode(tmp_path, scores, object_size=(8,), instance_block=(20,))
-    assert summary.owners is not None and summary.owners.cut >= 1
+    assert summary.cut is not None and summary.cut >= 1
     assert labels.max() == summary.objects
     assert summary.ends is not None and summary.ends.planes == 6  # 20 and 40, 8 on either side
     assert summary.ends.at_planes > summary.ends.at_controls == 0 and summary.ends.ratio is None
@@ -182,8 +190,30 @@ def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
     worst = summary.cutouts[0]
     assert worst.body.sum() == (labels == worst.number).any(axis=0).sum()
     report = report_of_labels(tmp_path / "out.zarr.penstock")
-    assert f"the halo cuts {summary.owners.cut}," in " ".join(report.verdict)
+    assert f"the halo cuts {summary.cut}," in " ".join(report.verdict)
     assert len(report.chapters[0].sections[0].table) == len(rows)
+    said = (tmp_path / "out.zarr.penstock" / "summary.json").read_bytes()
+    more = {"object_size": (8,), "instance_block": (20,), "overwrite": False, "resume": True}
+    _, again = decode(tmp_path, scores, **more)  # what is complete says the same
+    assert again == replace(summary, cutouts=())
+    assert (tmp_path / "out.zarr.penstock" / "summary.json").read_bytes() == said
+
+
+def test_a_chain_of_merges_is_ambiguous(tmp_path: Path) -> None:
+    """No view sees more of it than an object that fits, and more views see it."""
+    scores = np.full((6, 6, 80), -1, np.float32)
+    for stop, ambiguous in ((80, 1), (20, 0)):
+        scores[2:4, 2:4] = -1
+        scores[2:4, 2:4, :stop] = 1
+        np.save(tmp_path / "in.npy", scores)
+        _, summary = decode(
+            tmp_path, scores, object_size=(6,), instance_block=(4,), join_rule="touch",
+            decoder=f"{tmp_path / 'mine.py'}:middle", table=tmp_path / "t.csv",
+        )  # fmt: skip
+        assert (summary.objects, summary.ambiguous) == (1, ambiguous)
+        rows = (tmp_path / "t.csv").read_text().splitlines()
+        assert rows[1].endswith(("false", "true")[ambiguous])
+        assert summary.largest == (1,) * ambiguous == tuple(c.number for c in summary.cutouts)
 
 
 def test_ends_are_counted_at_planes_and_between() -> None:

@@ -94,6 +94,7 @@ def test_parts_write_what_one_process_writes(
         )
     summary = Path(run, "summary.json").read_text()
     assert '"at_planes"' in summary and step("--finish")[0] == 0
+    assert step("--resume")[0] == 0
     assert Path(run, "summary.json").read_text() == summary
     check_same(tmp_path, capsys)
     (tmp_path / "many" / "out.zarr" / "0" / "c" / "0" / "1" / "1").unlink()

@@ -335,6 +335,8 @@ def test_labels_stay_labels_when_they_are_converted() -> None:
     check("other.zarr", 2, "mode")
     check("a.zarr", 2, "mode")
     assert (levels("a.zarr")[0] == levels("one.zarr")[0]).all()
+    assert main(["convert", "other.zarr/0", "level.zarr"]) == 0
+    check("level.zarr", 2, "mode")
     assert main(["convert", "in.npy", "theirs.zarr", *words, "intensity"]) == 0
     document = json.loads(Path("theirs.zarr/zarr.json").read_text())
     document["attributes"]["ome"]["image-label"] = {}

@@ -332,6 +332,13 @@ def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(
     assert main(words) == 0
 
 
+def test_what_a_killed_writer_left_does_no_harm_to_the_lock(tmp_path: Path) -> None:
+    """TensorStore writes over it, and leaves the end of what was longer."""
+    (tmp_path / "out.zarr.penstock-lock.__lock").write_text("}" * 5000)
+    write(tmp_path / "out.zarr")
+    write(tmp_path / "out.zarr", overwrite=True)
+
+
 def test_what_is_no_lock_of_ours_stays(tmp_path: Path) -> None:
     lock = tmp_path / "out.zarr.penstock-lock"
     lock.write_text("mine")

@@ -63,9 +63,9 @@ def run_labelling(config: LabelConfig) -> int:
 def print_summary(done: LabelSummary, config: LabelConfig) -> None:
     print(f"objects   {done.objects:,}, numbered by their first voxels; {done.left_out:,} left out")
     print(f"taken     {done.taken}, with {done.connectivity} neighbours")
-    if done.owners is not None:
-        print(f"joined    {done.owners.joined:,} that several blocks see")
-        print(f"cut       {done.owners.cut:,} by the halo: give a larger --object-size if not 0")
+    if done.joined is not None:
+        print(f"joined    {done.joined:,} that several blocks see")
+        print(f"cut       {done.cut:,} by the halo: give a larger --object-size if not 0")
         print(f"ambiguous {done.ambiguous:,}{_shown(done)}")
     if done.ends is not None and done.ends.planes:
         print(f"ends      {done.ends.sentence()}")
@@ -76,12 +76,13 @@ def print_summary(done: LabelSummary, config: LabelConfig) -> None:
 
 def _shown(done: LabelSummary) -> str:
     """The numbers of the largest ambiguous objects, and the files that show them."""
-    if done.ambiguous_file is None:
+    if (listed := done.ambiguous_file) is None:
         return ""
-    file = done.ambiguous_file.with_suffix(".png")
-    drawn = figures_of(lambda: [_drawn(file, done.cutouts)])
-    numbers = ", ".join(str(each.number) for each in done.cutouts)
-    files = ", ".join(map(str, [done.ambiguous_file, *drawn]))
+    drawn = listed.with_suffix(".png")
+    if done.cutouts:
+        figures_of(lambda: [_drawn(drawn, done.cutouts)])
+    numbers = ", ".join(map(str, done.largest))
+    files = ", ".join(str(file) for file in (listed, drawn) if file.is_file())
     return f", the largest are {numbers}: see {files}"
 
 

@@ -300,7 +300,9 @@ class _LockFile:
         if lock.state != "value":
             return {}, lock.stamp.generation
         try:
-            entries = dict(json.loads(lock.value)["outputs"])
+            # TensorStore 0.1.86 writes over what a process that was killed has left beside the
+            # file, and keeps the end of that if it is longer.
+            entries = dict(json.JSONDecoder().raw_decode(lock.value.decode())[0]["outputs"])
             for entry in entries.values():
                 _ = entry["made_by"], entry["holder"]
         except (ValueError, KeyError, TypeError):

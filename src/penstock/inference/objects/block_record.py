@@ -57,13 +57,16 @@ def save_table(path: Path, table: NamedTuple) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def load_table(path: Path, kind: type[Table]) -> Table:
-    """Read the file of a tuple of this kind."""
+def load_table(path: Path, kind: type[Table], without: str = "") -> Table:
+    """Read the file of a tuple of this kind, ``without`` a mapping that is not needed."""
     made: Callable[..., Table] = kind
     fields: dict[str, Any] = {}
     with np.load(path, allow_pickle=False) as file:
-        for name, array in file.items():
+        for name in file.files:
             field, _, key = name.partition("/")
+            if field == without:
+                continue
+            array = file[name]
             if key:
                 fields.setdefault(field, {})[key] = array
             else:

@@ -86,9 +86,9 @@ class BlockWork(RoundWork):
             rule = replace(rule, holes=load_table(self.folder.parent / HOLES_FILE, HoleTable))
         return partial(rule.labels_of, self.source)
 
-    def load(self, number: int) -> BlockRecord:
-        """Read what is counted of a block."""
-        return load_table(self.files(number)[0], BlockRecord)
+    def load(self, number: int, without: str) -> BlockRecord:
+        """Read what is counted of a block, without its ``faces`` or its ``measures``."""
+        return load_table(self.files(number)[0], BlockRecord, without)
 
     def count(self, number: int) -> str:
         """Count the objects of a block. Returns no check."""

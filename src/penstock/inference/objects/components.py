@@ -37,7 +37,7 @@ class Runs(NamedTuple):
 
     def voxels(self, count: int) -> NDArray[np.int64]:
         """The number of voxels of each of so many objects."""
-        return self.sums(self.lengths, count)
+        return np.bincount(self.numbers, self.lengths, count + 1)[1:].astype(np.int64)
 
     def firsts(self, count: int) -> NDArray[np.int64]:
         """The place of the first voxel of each of so many objects."""
@@ -45,80 +45,56 @@ class Runs(NamedTuple):
         first[self.numbers[::-1] - 1] = self.starts[::-1]  # of several, the last one stays
         return first
 
-    def sums(self, values: NDArray[np.integer], count: int) -> NDArray[np.int64]:
-        """The sum over the runs of each object. It is exact up to 2**53."""
-        return np.bincount(self.numbers, values, count + 1)[1:].astype(np.int64)
 
-
-def runs_of(labels: NDArray[np.integer], plain: NDArray[Any]) -> Runs:
+def runs_of(labels: NDArray[np.integer]) -> Runs:
     """Find the runs of objects.
 
     Args:
         labels: Along z y x, 0 for none.
-        plain: An array that differs where labels of neighbours by faces do, and is 0 where they
-            are. Its bytes are looked at, fewer than those of the labels.
 
     Returns:
         The runs.
     """
     plane = labels[0].size
     step = max(1, _AT_A_TIME // plane)
-    parts = [
-        _runs_within(labels[z : z + step], plain[z : z + step], z * plane)
-        for z in range(0, len(labels), step)
-    ]
+    parts = [_runs_within(labels[z : z + step], z * plane) for z in range(0, len(labels), step)]
     return Runs(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _runs_within(labels: NDArray[np.integer], plain: NDArray[Any], before: int) -> Runs:
+def _runs_within(labels: NDArray[np.integer], before: int) -> Runs:
     """The runs in some planes, which have so many voxels before them."""
-    ends = ends_along(plain, 2)
+    ends = np.flatnonzero(_ends_along(labels, 2))
     numbers = labels.reshape(-1)[ends]
     inside = np.flatnonzero(numbers)
     lengths = np.diff(ends, prepend=-1)[inside].astype(np.int32)
     return Runs(ends[inside] + (before + 1) - lengths, lengths, numbers[inside])
 
 
-def ends_along(plain: NDArray[Any], axis: int) -> NDArray[np.int64]:
-    """The voxels after which the value changes along an axis, or the array ends.
-
-    Args:
-        plain: An array along z y x.
-        axis: The place of the axis.
-
-    Returns:
-        Their places in the flattened array, in order.
-    """
-    flat, ahead = plain.reshape(-1), int(np.prod(plain.shape[axis + 1 :]))
-    ends = np.empty(plain.size, bool)
+def _ends_along(labels: NDArray[np.integer], axis: int) -> NDArray[np.bool_]:
+    """Whether the label changes after a voxel along an axis, or the array ends; flattened."""
+    flat, ahead = labels.reshape(-1), int(np.prod(labels.shape[axis + 1 :]))
+    ends = np.empty(labels.size, bool)
     np.not_equal(flat[ahead:], flat[:-ahead], out=ends[:-ahead])
     # The last ones were compared to the first of another line.
-    ends.reshape(-1, plain.shape[axis], ahead)[:, -1] = True
-    return np.flatnonzero(ends)
+    ends.reshape(-1, labels.shape[axis], ahead)[:, -1] = True
+    return ends
 
 
-def faces_along(
-    labels: NDArray[np.integer], plain: NDArray[Any], axis: int, count: int
-) -> NDArray[np.int64]:
+def faces_along(labels: NDArray[np.integer], axis: int, count: int) -> NDArray[np.int64]:
     """Faces of each of so many objects along an axis, those on the faces of the array among them.
 
     Args:
-        labels: See `runs_of`, as for ``plain``.
-        plain: See there.
+        labels: See `runs_of`.
         axis: The place of the axis.
         count: The number of objects.
 
     Returns:
         The number for each.
     """
-    ends, flat = ends_along(plain, axis), labels.reshape(-1)
-    ahead = int(np.prod(labels.shape[axis + 1 :]))
-    total = np.bincount(flat[:ahead], minlength=count + 1)  # the first layer has nothing behind
-    total += np.bincount(flat[ends], minlength=count + 1)
-    behind = ends[:-ahead]  # the last layer has nothing ahead
-    behind += ahead
-    total += np.bincount(flat[behind], minlength=count + 1)
-    return total[1:]
+    flat, ends = labels.reshape(-1), _ends_along(labels, axis)
+    ends &= flat != 0
+    # A line that leaves an object has entered it.
+    return 2 * np.bincount(flat[ends], minlength=count + 1)[1:]
 
 
 class LocalLabels(NamedTuple):
@@ -129,8 +105,6 @@ class LocalLabels(NamedTuple):
     first: NDArray[np.int64]
     """The place of the first voxel of each object, in the flattened block."""
     runs: Runs
-    plain: NDArray[Any]
-    """See `runs_of`."""
     keys: NDArray[np.int64] | None = None
     """The object that each is a part of, if that is known; else blocks are joined by faces."""
     values: NDArray[Any] | None = None
@@ -219,24 +193,22 @@ def labelled(array: NDArray[Any], connectivity: int) -> tuple[NDArray[Any], int]
 
 
 def _components(array: NDArray[Any], connectivity: int) -> LocalLabels:
-    plain = array.view(np.uint8) if array.dtype == np.bool_ else array
-    plane = plain[0] if connectivity in (4, 8) else plain
-    labels, count = labelled(plane, connectivity)
-    return in_order_of_first(labels.reshape(array.shape), count, plain)
+    labels, count = labelled(array[0] if connectivity in (4, 8) else array, connectivity)
+    return in_order_of_first(labels.reshape(array.shape), count)
 
 
-def in_order_of_first(labels: NDArray[Any], count: int, plain: NDArray[Any]) -> LocalLabels:
+def in_order_of_first(labels: NDArray[np.integer], count: int) -> LocalLabels:
     """Number objects in the order of their first voxels.
 
     Args:
         labels: Along z y x, with the numbers from 0 to ``count``.
         count: The number of objects.
-        plain: See `runs_of`.
 
     Returns:
         The objects.
     """
-    runs = runs_of(labels, plain)
+    labels = labels.astype(np.min_scalar_type(count), copy=False)  # fewer bytes are faster
+    runs = runs_of(labels)
     first = runs.firsts(count)
     order = np.argsort(first)
     if not np.array_equal(order, np.arange(count)):
@@ -244,7 +216,7 @@ def in_order_of_first(labels: NDArray[Any], count: int, plain: NDArray[Any]) -> 
         numbers[order + 1] = np.arange(1, count + 1)
         labels, first = numbers[labels], first[order]
         runs = runs._replace(numbers=numbers[runs.numbers])
-    return LocalLabels(labels, first, runs, plain)
+    return LocalLabels(labels, first, runs)
 
 
 def matter_of(source: Source, threshold: float | None, equal: bool | None) -> Matter:

@@ -16,6 +16,10 @@ is kept if the view whose core has the centroid of one of its views is among the
 it, the one with the lowest number of several. What the owner sees as two, each of them whole and at
 home, stays two, whatever other views saw of them at their edges. Voxels come from the owner's view.
 A voxel that two owners claim is that of the view with the lower number.
+
+An object is ambiguous if one of its views is larger than --object-size, if a view sees two of it,
+or if it was joined from more views than can see an object of that size: then views merged in a
+chain.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +104,7 @@ class ViewWork(RoundWork):
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
         """What is known of the objects of a view."""
         count = int(labels.max(initial=0))
-        runs = runs_of(labels, labels)
+        runs = runs_of(labels)
         low, high, sums = extents_of(runs, labels.shape, count)
         voxels = runs.voxels(count)
         places = np.full((count, 5), box.start)
@@ -124,6 +129,13 @@ class ViewWork(RoundWork):
         with _HEADERS:
             mapped = np.load(self.files(number)[1], mmap_mode="r", allow_pickle=False)
         return np.asarray(mapped[box.within(self.view(number))[2:]])
+
+    @property
+    def most(self) -> int:
+        """The most views that can see an object of ``--object-size``."""
+        sides = zip(self.halo, self.grid.step[2:], self.grid.cells.shape[2:], strict=True)
+        # It and a halo on either side touch so many cores of an axis.
+        return prod(min(count, 2 + (max(h, 1) + 2 * h - 2) // step) for h, step, count in sides)
 
     def around(self, box: Box) -> list[int]:
         """The views that see voxels of a box, in order."""
@@ -174,8 +186,7 @@ class Owners(NamedTuple):
     cut: int
     """Objects that the halo of their owner does not hold."""
     ambiguous: NDArray[np.int64]
-    """The numbers of objects that are larger than ``--object-size``, or of which a view sees two:
-    those of ``keys``."""
+    """The numbers of those that are, as in ``keys``."""
 
 
 def painted(work: ViewWork, owners: Owners, box: Box) -> LocalLabels:
@@ -188,7 +199,7 @@ def painted(work: ViewWork, owners: Owners, box: Box) -> LocalLabels:
         seen = np.concatenate([[0], of_view])[work.labels(view, part)]
         np.copyto(here, seen, where=here == 0)
     labels, _ = require("fastremap", "label").renumber(keys)
-    local = in_order_of_first(labels, int(labels.max(initial=0)), labels)
+    local = in_order_of_first(labels, int(labels.max(initial=0)))
     return local._replace(keys=keys.reshape(-1)[local.first])
 
 
@@ -217,7 +228,7 @@ def owners_of(work: ViewWork, threads: int) -> Owners:
 
     pairs = np.concatenate(list(in_order(of_view, range(len(seen)), threads)))
     groups = groups_of(len(home), pairs)
-    return _resolved(seen, groups, home, view, starts)
+    return _resolved(seen, groups, home, view, starts, work.most)
 
 
 def matches(
@@ -272,9 +283,9 @@ def _is_best(objects: NDArray[np.int64], alike: NDArray[np.float64]) -> NDArray[
 
 def _resolved(
     seen: list[SeenObjects], groups: NDArray[np.int64], home: NDArray[np.int64],
-    view: NDArray[np.int64], starts: NDArray[np.int64],
+    view: NDArray[np.int64], starts: NDArray[np.int64], most: int,
 ) -> Owners:  # fmt: skip
-    """Give each group an owner."""
+    """Give each group an owner. ``most`` views can see an object that fits."""
     count, views = int(groups.max(initial=-1)) + 1, len(starts)
     # An object belongs to a view that is the home of one of its group; one that is its own home
     # comes before.
@@ -287,15 +298,16 @@ def _resolved(
     cut, large = (np.concatenate([getattr(e, name) for e in seen]) for name in ("cut", "large"))
     sizes = np.bincount(groups, minlength=count)
     several = np.unique(groups * views + view, return_counts=True)
+    doubtful = np.bincount(several[0] // views, minlength=count) > most
     twice = np.zeros(count, bool)
     twice[several[0][several[1] > 1] // views] = True
     # Two that their owner sees whole are two, though pieces at the edges of other views join them.
     whole = painted & ~cut & (home == view) & twice[groups]
     keys = np.where(painted, np.where(whole, count + np.arange(len(view)), groups) + 1, 0)
-    twice[groups[painted & large]] = True
+    doubtful[groups[painted & large]] = True
     is_cut = np.zeros(count, bool)
     is_cut[groups[painted & cut]] = True
     kept = owner >= 0
     joined, is_cut = kept & (sizes > 1), kept & is_cut
-    ambiguous = np.flatnonzero(kept & twice) + 1
+    ambiguous = np.flatnonzero(kept & (doubtful | twice)) + 1
     return Owners(keys, starts, int(joined.sum()), int(is_cut.sum()), ambiguous)

@@ -38,19 +38,17 @@ def check_count(sink: Sink, count: int) -> None:
 
 def add_label_levels(config: LabelConfig, sink: Sink) -> int:
     """Add the levels of an OME-Zarr in which all blocks are written, and list it as a label of its
-    image. Returns the number of levels that were added."""
-    from ...data import add_levels, register_label
+    image. Returns the number of levels, also of those that an earlier start has added."""
+    from ...data import add_levels, levels_to_add, register_label
 
-    place, levels = str(config.out_spec), []
+    place, levels = str(config.out_spec), 0
     if not getattr(sink, "documents", None):
         return 0
-    if config.levels != "none":
-        levels = add_levels(
-            place, rule="mode", count=config.levels, again=False, threads=usable_cores(),
-            name="OUT",
-        )  # fmt: skip
+    if (count := config.levels) != "none":
+        levels = len(levels_to_add(place, count, "OUT"))
+        add_levels(place, rule="mode", count=count, again=False, threads=usable_cores(), name="OUT")
     register_label(place, "OUT")
-    return len(levels)
+    return levels
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,12 +24,13 @@ from ...base import (
     SUMMARY_FILE,
     Refused,
     format_bytes,
+    read_json,
     usable_cores,
 )
 from ...data import OutputLock, flatten, open_source, unflatten
 from ..run_folder.block_log import Key
 from ..run_folder.ending import noting_end
-from ..run_folder.folder import read_run
+from ..run_folder.folder import is_complete, read_run
 from ..run_folder.journal import Journal, Prepared
 from ..run_folder.names import (
     AMBIGUOUS_FILE,
@@ -84,13 +85,26 @@ class LabelSummary:
     levels: int
     ends: PlaneEnds | None = None
     """None if objects were not measured."""
+    joined: int | None = None
+    """Objects that several views see, as for ``cut``; None for components."""
+    cut: int | None = None
+    """Objects that the halo of their owner does not hold."""
     ambiguous: int = 0
+    largest: tuple[int, ...] = ()
+    """The numbers of the largest of them."""
     ambiguous_file: Path | None = None
-    """Their rows, the largest first; None if there are none."""
-    owners: Owners | None = None
-    """The joins of what a decoder made; None for components."""
+    """The rows of all of them; None if there are none."""
     cutouts: Sequence[Cutout] = ()
-    """Some of the ambiguous ones."""
+    """The largest; empty if an earlier start has drawn them."""
+
+    @classmethod
+    def read(cls, folder: Path) -> LabelSummary:
+        """The summary of a labelling that is complete."""
+        facts = read_json(folder / SUMMARY_FILE)
+        ends = facts["ends"] and PlaneEnds(**facts["ends"])
+        sides = {name: tuple(facts[name]) for name in ("block", "largest")}
+        listed = folder / AMBIGUOUS_FILE if facts["ambiguous"] else None
+        return cls(**{**facts, **sides, "ends": ends, "ambiguous_file": listed})
 
 
 class LabelRun:
@@ -159,7 +173,8 @@ class LabelRun:
     def _join(self, work: BlockWork) -> tuple[Totals, Any, list[Contacts]]:
         """The objects of all blocks, the group of each, and faces between blocks."""
         if (place := str(work.folder)) not in self._joined:
-            totals = Totals.of(map(work.load, range(len(work.grid))))
+            load = partial(work.load, without="measures")
+            totals = Totals.of(map(load, range(len(work.grid))))
             count, limit = len(totals.first), self.labelling.limit
             if (needed := count * self.labelling.joined_bytes) > limit:
                 raise Refused(
@@ -167,8 +182,9 @@ class LabelRun:
                     f"--max-memory allows {format_bytes(limit)}; what is counted stays: go on with "
                     "--resume and more, or begin anew with a larger --block"
                 )
-            load = lru_cache(maxsize=64)(work.load)
-            pairs, contacts = all_touching(work.grid, totals, load, work.rule.connectivity)
+            pairs, contacts = all_touching(
+                work.grid, totals, lru_cache(maxsize=64)(load), work.rule.connectivity
+            )
             groups = (
                 groups_of(count, pairs)
                 if work.views is None
@@ -200,8 +216,10 @@ class LabelRun:
 
     def finish(self) -> LabelSummary:
         """Close the output, in which all blocks are written; write the table; remove what was
-        found of blocks."""
+        found of blocks. A labelling that is complete stays as it is."""
         labelling = self.labelling
+        if is_complete(self.folder):
+            return LabelSummary.read(self.folder)
         work, output = self.counting, read_run(self.folder)["output"]
         sink = labelling.output(output["dtype"], overwrite=False, resume=True)
         sink.close()
@@ -214,10 +232,9 @@ class LabelRun:
             work.rule.connectivity, output["dtype"], len(work.grid), work.grid.step[2:], levels,
             **checks,
         )  # fmt: skip
-        large = ("owners", "cutouts", "ambiguous_file")
-        facts = {key: value for key, value in vars(summary).items() if key not in large}
+        here = ("ambiguous_file", "cutouts")
+        facts = {key: value for key, value in vars(summary).items() if key not in here}
         facts["ends"] = summary.ends and summary.ends._asdict()
-        facts |= {name: getattr(summary.owners, name, None) for name in ("joined", "cut")}
         self.journal.save(SUMMARY_FILE, facts)
         clear(labelling)
         return summary
@@ -237,7 +254,8 @@ class LabelRun:
             rows = np.flatnonzero(total["ambiguous"])
             rows = rows[np.argsort(-total["voxels"][rows], kind="stable")]  # the largest first
             checks = {
-                "owners": owners,
+                "joined": owners.joined,
+                "cut": owners.cut,
                 "ends": ends_at_planes(total, views.grid, views.halo),
                 "ambiguous": len(rows),
             }
@@ -246,11 +264,12 @@ class LabelRun:
             # A start that was killed may have written it.
             write_table(config.table, columns, source, replace=config.overwrite or config.resumes)
         if len(rows):
-            file = checks["ambiguous_file"] = self.folder / AMBIGUOUS_FILE
             some = {name: column[rows] for name, column in columns.items()}
+            file = checks["ambiguous_file"] = self.folder / AMBIGUOUS_FILE
             write_table(file, some, source, replace=True)
             labels = open_source(config.out_spec, name="OUT")
             checks["cutouts"] = cutouts_of(total, rows, source, labels)
+            checks["largest"] = tuple(each.number for each in checks["cutouts"])
         return checks
 
 
@@ -291,7 +310,8 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
         if "output" in before:
             facts["output"] = before["output"]
             journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
-        begin(journal, lock, config, facts, prepared)
+        if not is_complete(labelling.folder) or len(journal.done) < len(labelling.work.grid):
+            begin(journal, lock, config, facts, prepared)
         with noting_end(journal.save):
             yield LabelRun(labelling, journal, lock)
 

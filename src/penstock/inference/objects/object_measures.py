@@ -25,9 +25,9 @@ _MERGED_BY = {"low": np.minimum, "first": np.minimum, "high": np.maximum, "max":
 class Extents(NamedTuple):
     """Where objects 1, 2 ... of an array are, a row for each and a column for z, y and x."""
 
-    low: NDArray[np.int64]
+    low: NDArray[np.integer]
     """The first coordinates."""
-    high: NDArray[np.int64]
+    high: NDArray[np.integer]
     """Those after the last ones."""
     sums: NDArray[np.int64]
     """The sums of the coordinates of voxels."""
@@ -44,18 +44,20 @@ def extents_of(runs: Runs, shape: Sequence[int], count: int) -> Extents:
     Returns:
         Their extents, in coordinates of the array.
     """
-    at, lengths = runs.numbers - 1, runs.lengths
-    z, y, x = np.unravel_index(runs.starts, shape)
-    low, high, sums = np.empty((3, count, 3), np.int64)
-    low[at[::-1], 0], high[at, 0] = z[::-1], z + 1  # of several, the last one stays
-    for axis, places, ahead in ((1, y, 1), (2, x, lengths)):
-        low[:, axis], high[:, axis] = shape[axis], 0
-        np.minimum.at(low[:, axis], at, places)
-        np.maximum.at(high[:, axis], at, places + ahead)
-    sums[:, 0] = runs.sums(z * lengths, count)  # one after another, to save memory
-    sums[:, 1] = runs.sums(y * lengths, count)
-    sums[:, 2] = runs.sums((2 * x + lengths - 1) * lengths // 2, count)
-    return Extents(low, high, sums)
+    # Places in fewer bits, and one conversion for all counts: this takes half of the time.
+    kind = np.int32 if np.prod(shape) < 2**31 else np.int64
+    at, lengths = runs.numbers.astype(np.intp) - 1, runs.lengths.astype(np.float64)
+    lines, starts = np.divmod(runs.starts.astype(kind), kind(shape[2]))
+    z, y = np.divmod(lines, kind(shape[1]))
+    low, high = np.empty((2, 3, count), kind)
+    low[0, at[::-1]], high[0, at] = z[::-1], z + 1  # of several, the last one stays
+    for axis, places, stops in ((1, y, y + 1), (2, starts, starts + runs.lengths)):
+        low[axis], high[axis] = shape[axis], 0
+        np.minimum.at(low[axis], at, places)
+        np.maximum.at(high[axis], at, stops)
+    middles = (z, y, starts + (lengths - 1) / 2)
+    sums = [np.bincount(at, middle * lengths, count) for middle in middles]
+    return Extents(low.T, high.T, np.stack(sums, axis=1).astype(np.int64))
 
 
 def measure_block(
@@ -77,7 +79,7 @@ def measure_block(
     count, runs, array = len(labels.first), labels.runs, labels.array
     low, high, sums = extents_of(runs, array.shape, count)
     origin = np.array(box.start[2:], np.int64)
-    faces = [faces_along(array, labels.plain, axis, count) for axis in range(2)]
+    faces = [faces_along(array, axis, count) for axis in range(2)]
     faces.append(2 * np.bincount(runs.numbers, minlength=count + 1)[1:])  # each run has two ends
     measures: Measures = {
         "low": low + origin,

@@ -8,7 +8,7 @@ surface            the area of its faces in the world (in a plane: the length of
 mean_0 max_0       of channel 0 of --intensity
 at_border          true if it touches a face of the volume
 block              the chunk of the output that has its first voxel, counted from 0
-ambiguous          of a decoder: true if it is larger than --object-size, or a view sees two of it
+ambiguous          of a decoder: true if it is in doubt, by the rule of `decoded_views`
 
 Beside it, what tells that blocks may have done harm: pictures of objects in doubt, and how many
 objects end at the planes of blocks.
@@ -81,7 +81,7 @@ def merged_measures(work: BlockWork, numbering: Numbering, contacts: list[Contac
     """
     total: Measures = {}
     for number in range(len(work.grid)):
-        record = work.load(number)
+        record = work.load(number, "faces")
         part = {name: getattr(record, name) for name in ("first", "voxels", "at_border")}
         part |= record.measures
         total = total or empty_measures(part, numbering.kept)
