@@ -137,6 +137,7 @@ from .run_names import TRACEBACK_FILE as TRACEBACK_FILE
 from .run_names import keep_traceback_in as keep_traceback_in
 from .run_names import traceback_of as traceback_of
 from .safe_text import SafeStream as SafeStream
+from .safe_text import csv_text as csv_text
 from .safe_text import for_markdown as for_markdown
 from .safe_text import for_terminal as for_terminal
 from .safe_text import from_cell as from_cell

@@ -8,9 +8,11 @@ table they could be formulas.
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,6 +56,23 @@ def to_cell(value: Any) -> Any:
         return value
     text = for_terminal(value)
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def csv_text(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A table as CSV.
+
+    Args:
+        names: The columns.
+        rows: The cells of each row by column; a column that a row lacks stays empty.
+
+    Returns:
+        The text, with a header.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def from_cell(text: str) -> str:

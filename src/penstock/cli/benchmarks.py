@@ -71,8 +71,8 @@ def ledger_of(config: Any, what: str, inputs: Iterable[Path] = ()) -> Ledger:
         UsageError: One of them cannot be written, or the ledger's path holds something else.
     """
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    outputs = (("--output", config.output), ("--ledger", ledger.path))
-    check_outputs(*outputs, replace=True, inputs=inputs)
+    check_outputs(("--output", config.output), replace=True, inputs=[*inputs, ledger.path])
+    check_outputs(("--ledger", ledger.path), replace=True, inputs=inputs)
     ledger.records()
     return labelled(ledger, config, what)
 

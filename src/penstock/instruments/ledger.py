@@ -10,7 +10,6 @@ processes may read, copy and append to a ledger at once. A CSV is an export.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import os
@@ -19,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..base import UsageError, describe, lock_file, system_errors, to_cell, writing_output
+from ..base import UsageError, csv_text, describe, lock_file, system_errors, to_cell, writing_output
 from . import record as records_of
 from .record import Record
 from .stats.intervals import median_interval
@@ -152,14 +151,13 @@ def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) 
         UsageError: it cannot be written.
     """
     rows = [record_cells(record) for record in records]
+    cells = ({name: to_cell(value) for name, value in each.items()} for each in rows)
+    text = csv_text(_columns(rows), cells)
     with (
         system_errors(f"{path} cannot be written"),
         writing_output(path, replace=replace) as draft,
-        draft.open("w", newline="", encoding="utf-8") as file,
     ):
-        table = csv.DictWriter(file, _columns(rows), lineterminator="\n")
-        table.writeheader()
-        table.writerows({name: to_cell(value) for name, value in each.items()} for each in rows)
+        draft.write_bytes(text.encode())
 
 
 def record_cells(record: Record) -> dict[str, Any]:

@@ -78,11 +78,9 @@ def places_at(named: Path) -> Iterator[RecordPlace]:
     for path, kind, names in folders_below(named) if place is None else ():
         if kind is not None:
             yield RecordPlace(kind, path)
-        else:
-            files = (
-                path / name for name in names if name.endswith(LOG_SUFFIXES + TRACKER_SUFFIXES)
-            )
-            yield from (RecordPlace("kept", file) for file in files if not file.is_symlink())
+            continue
+        kept = (path / each for each in names if each.endswith(LOG_SUFFIXES + TRACKER_SUFFIXES))
+        yield from (RecordPlace("kept", file) for file in kept if not file.is_symlink())
 
 
 def beside_output(named: Path) -> RecordPlace | None:

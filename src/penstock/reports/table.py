@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base import UsageError, for_markdown, replacing, system_errors, to_cell
+from ..base import UsageError, csv_text, for_markdown, replacing, system_errors, to_cell
 
 MB = 2**20
 
@@ -94,14 +94,10 @@ def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
         header, old = list[str](), list[Row]()
         if path.exists() and path.stat().st_size:
             header, old = read_csv(path, columns.place)
-        text = io.StringIO()
         names = dict.fromkeys([*columns.names, *header])
-        writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(old)
-        writer.writerows({name: to_cell(value) for name, value in row.items()} for row in rows)
+        new = [{name: to_cell(value) for name, value in row.items()} for row in rows]
         with replacing(path) as draft:
-            draft.write_bytes(text.getvalue().encode())
+            draft.write_bytes(csv_text(names, [*old, *new]).encode())
 
 
 class Section(NamedTuple):

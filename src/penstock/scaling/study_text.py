@@ -5,8 +5,6 @@ Every sentence is computed and gives the number of runs and the interval behind 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -16,6 +14,7 @@ from typing import Any
 
 from ..base import (
     NotComparable,
+    csv_text,
     format_seconds,
     plural,
     significant,
@@ -275,13 +274,8 @@ def runs_to_csv(runs: Iterable[TrainingRun]) -> str:
 
 
 def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {name: to_cell(csv_field(value)) for name, value in row.items()} for row in rows
-    )
-    return text.getvalue()
+    cells = ({name: to_cell(csv_field(value)) for name, value in row.items()} for row in rows)
+    return csv_text(columns, cells)
 
 
 _CAPTIONS = {

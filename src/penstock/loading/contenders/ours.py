@@ -41,3 +41,4 @@ class Ours:
 
 by_tensorstore = partial(Ours, engine="tensorstore")
 native = partial(Ours, engine="native")
+"""The loader with one engine, whatever ``auto`` would choose."""
