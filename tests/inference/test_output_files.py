@@ -499,6 +499,7 @@ def test_a_large_segment_is_said_with_its_cost(monkeypatch: pytest.MonkeyPatch) 
     assert "stored in segments of 123 KiB" in note and "penstock convert IN OUT.zarr" in note
 
 
+@pytest.mark.slow
 def test_tiles_of_several_bands_are_decoded_once_and_not_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
