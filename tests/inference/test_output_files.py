@@ -17,7 +17,7 @@ from penstock.data import make_file, open_sink, open_source
 from penstock.data.box import Box
 from penstock.data.grid import Grid
 from penstock.data.levels import reduced
-from penstock.data.stores import file_making
+from penstock.data.stores import file_making, ometiff
 from penstock.data.stores.raster import Georeference
 from penstock.data.stores.raster_tiles import RasterTiles, write_cog
 
@@ -497,3 +497,18 @@ def test_a_large_segment_is_said_with_its_cost(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ometiff, "_LARGE_SEGMENT", 2**16)
     (note,) = (each for each in getattr(open_source("in.tif"), "notes", ()) if "segments" in each)
     assert "stored in segments of 123 KiB" in note and "penstock convert IN OUT.zarr" in note
+
+
+@pytest.mark.slow
+def test_tiles_of_several_bands_are_decoded_once_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene(interleave="pixel", tiled=True, blockxsize=64, blockysize=64, compress="deflate")
+    decoded, decode = [], ometiff._decode
+    monkeypatch.setattr(
+        ometiff, "_decode", lambda *place: (decoded.append(place[2:]), decode(*place))[1]
+    )
+    words = "--model identity --normalize none --devices cpu --patch 64 64 --overlap 0".split()
+    assert main(["infer", "in.tif", "out.zarr", *words, "--raw"]) == 0
+    assert len(decoded) == len({*decoded}) == 11 * 2, decoded
+    assert "  cache        0 B" in capsys.readouterr().out

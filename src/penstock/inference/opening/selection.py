@@ -38,8 +38,12 @@ class Volume(NamedTuple):
 
     def read(self, source: Source, box: Box, out: NDArray[Any]) -> None:
         """Read its channels over a spatial box into ``out``, shape (channels, z, y, x)."""
-        for i, channel in enumerate(self.channels):
-            source.read(Box.of((self.t, channel), (1, 1)) + box, out[None, i : i + 1])
+        numbered = enumerate(self.channels)
+        # Channels that follow each other at once, as a chunk may hold several.
+        for ahead, run in itertools.groupby(numbered, key=lambda each: each[1] - each[0]):
+            at = [place for place, _ in run]
+            lead = Box.of((self.t, at[0] + ahead), (1, len(at)))
+            source.read(lead + box, out[None, at[0] : at[-1] + 1])
 
     def array(self, source: Source, box: Box) -> NDArray[Any]:
         """The same in a new array."""

@@ -242,7 +242,14 @@ def make_plan(
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
-    best = min(fitting, key=lambda plan: plan.patch_amplification + plan.read_amplification / 4)
+    # What is decoded to count percentiles may be read again as long as it is kept.
+    best = min(
+        fitting,
+        key=lambda plan: (
+            plan.patch_amplification + plan.read_amplification / 4,
+            not facts.count_passes and plan.cache_bytes,
+        ),
+    )
     if not facts.level_bytes:
         return best
     levels = facts.level_bytes + LEVEL_VOXEL_BYTES * math.prod(best.geometry.block)
