@@ -6,7 +6,9 @@
 
 Each launch is a fresh process, timed from its start to its end, and the sides take turns, so that a
 busy machine slows all. Both run the networks of ``models.py`` with the same flags; Penstock runs
-them by its own defaults, too. The outputs are compared voxel by voxel. The seed's tool knows CUDA
+them by its own defaults, too. After each launch of Penstock comes one of its forwards alone: as
+many, of the same patches and as many at a time, of zeros. No tool that computes these patches can
+take less time. The outputs are compared voxel by voxel. The seed's tool knows CUDA
 alone: stand-ins without effect take the place of streams and events, so that it runs on a CPU.
 Samples go to ``results/seed-tool.jsonl``.
 """
@@ -52,6 +54,19 @@ import models
 name = sys.argv[1]
 ModelRegistry.register(name)(lambda weights_path=None: getattr(models, name)().eval())
 main(["--model-type", name, "--no-amp", "--metrics-json", "metrics.json", *sys.argv[2:]])
+"""
+FORWARDS = """
+import json, sys
+from penstock.base import InferConfig, one_heap
+from penstock.inference.opening.job import Job
+from penstock.models import placed
+
+one_heap()
+run = json.load(open(sys.argv[1]))
+job = Job(InferConfig(**run["settings"]), trial=True)
+net = placed(job.net.model.module, job.devices[0], job.net.footprint.channels_last)
+for _ in range(-(-run["plan"]["num_patches"] // job.net.forward)):
+    job.net.forward_zeros(net, job.devices[0])
 """
 OVERLAP = {"identity": 10, "three_conv": 10, "unet": 16}
 MARGIN = 16
@@ -146,12 +161,16 @@ def measure(models: Sequence[str], side: int, rounds: int, tool: Path) -> list[d
     for number in range(rounds):
         for model in models:
             for name, command in commands(model, side, tool).items():
-                sample = {"model": model, "side": name, "round": number, "voxels": side**3}
-                sample |= launch(command, tool)
+                named = {"model": model, "side": name, "round": number, "voxels": side**3}
+                sample = named | launch(command, tool)
                 if "same flags" in name:
                     sample["differ"] = differ(side)
                 samples.append(sample)
                 print(json.dumps(sample), flush=True)
+                if "penstock" in name:
+                    run = [sys.executable, "-c", FORWARDS, "ours.zarr.penstock/run.json"]
+                    named |= {"side": f"{name}: forwards alone"}
+                    samples.append(named | launch(run, tool))
     return samples
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from penstock.data.grid import reflect
 from penstock.inference.opening import seam_error, seams
 from penstock.inference.opening.job import Job
-from penstock.inference.opening.seam_error import SeamTrial, label_f1, seam_error_of
+from penstock.inference.opening.seam_error import SeamTrial
+from penstock.inference.opening.seam_numbers import label_f1, seam_error_of
 from penstock.inference.run import run_job
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
 from penstock.models import REGISTRY, Model, Reach, Reduction, load_model
@@ -243,7 +244,8 @@ def test_the_difference_at_blended_seams_is_that_of_the_mean_of_two() -> None:
     error = _trial(job, sliding=job.sliding).error(999, 2**30)
     assert error is not None and error.blended
     # Patches begin at voxels 1 and 11 of 32: both give half where they overlap, for three voxels.
-    expected = [6 / 31] * 3 + [(1 + 11) / 2 / 31] * 2
+    # The range is that of the window's middle, voxels 8 to 23.
+    expected = [6 / 15] * 3 + [(1 + 11) / 2 / 15] * 2
     assert error.by_distance == pytest.approx(expected, rel=1e-6)
 
 
@@ -306,3 +308,62 @@ def test_the_device_and_the_dtype_of_the_job_measure_about_the_same(
     one, other = _trial(job).error(200, 2**30), there.error(200, 2**30)
     assert one is not None and other is not None and one != other
     assert other.by_distance[0] == pytest.approx(one.by_distance[0], rel=0.2)
+
+
+class _Gated(nn.Module):
+    """Channels weighted by their means over all that is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = conv(1, 4), nn.Linear(4, 4), conv(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(x))
+        gates = torch.sigmoid(4 * self.gate(y.mean((2, 3, 4))))
+        made: torch.Tensor = self.last(y * gates[:, :, None, None, None])
+        return made
+
+
+def _dilated() -> nn.Module:
+    return nn.Sequential(conv(1, 4), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=6, dilation=6))
+
+
+def _grouped() -> nn.Module:
+    return nn.Sequential(conv(1, 4), nn.GroupNorm(2, 4), nn.ReLU(), conv(4, 1))
+
+
+@pytest.mark.slow
+def test_the_interval_of_the_difference_at_seams_holds_that_of_tiled_and_untiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At seams, or where patches are blended at the worst distance from them."""
+    monkeypatch.setattr(seam_error, "_SHARE", 1.0)
+    ndimage = pytest.importorskip("scipy.ndimage")
+    random, around = np.random.default_rng(0).normal(size=(2, 72, 72, 72)), 16
+    volume = 4 * ndimage.gaussian_filter(random[0], 1) + 60 * ndimage.gaussian_filter(random[1], 6)
+    volume = volume.astype("float32")
+    padded = torch.from_numpy(np.pad(volume, around, mode="symmetric"))[None, None]
+    inner = (slice(around, -around),) * 3
+    missed = []
+    for make in (_Gated, _dilated, _grouped):
+        net = seeded(make)
+        with torch.no_grad():
+            whole = net(padded)[0, 0].numpy()[inner]
+        for knobs in ({"seam_mode": "trim"}, {"seam_mode": "blend", "window": "constant"},
+                      {"seam_mode": "blend", "window": "gaussian"}):  # fmt: skip
+            out = np.zeros_like(volume)
+            job = opened(out, in_spec=volume, patch=(24,), overlap=(8,), model_type=net,
+                         head_kind="intensity", normalize="none", **knobs)  # fmt: skip
+            run_job(job)
+            measured = job.plan.facts.seam_error
+            assert measured is not None and measured["low"]
+            apart = np.abs(out - whole) / np.ptp(whole)
+            places, edges = np.arange(72), job.geometry.row(0).edges[1:-1]
+            away = np.abs(places[:, None] + 0.5 - edges).min(1).astype(int)
+            far_in = slice(edges[0] - 4, edges[-1] + 4)
+            curve = [apart[far_in][away[far_in] == distance][:, far_in, far_in].mean()
+                     for distance in range(measured["worst"] + 1)]  # fmt: skip
+            truth, end = max(curve), measured["worst"]
+            if not measured["low"][end] <= truth <= measured["high"][end]:
+                missed.append((make.__name__, knobs, truth, measured["low"], measured["high"]))
+    assert missed == []

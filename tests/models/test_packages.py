@@ -121,9 +121,9 @@ def test_processes_that_share_an_nnunet_find_one_mask_and_the_same_limits(tmp_pa
     np.save(tmp_path / "volume.npy", volume)
     run = tmp_path / "run"
     words = (
-        f"infer {tmp_path}/volume.npy {tmp_path}/out.zarr --model {folder} "
-        "--devices cpu --axes czyx "
-        f"--in-voxel-size 2 1.3 0.8 mm --head-kind scores --block 8 16 16 --run-dir {run}"
+        f"infer {tmp_path}/volume.npy {tmp_path}/out.zarr --model {folder} --devices cpu "
+        f"--axes czyx --in-voxel-size 2 1.3 0.8 mm --head-kind scores --block 8 16 16 "
+        f"--run-dir {run}"
     ).split()
     steps = ["--prepare --workers 2", "--statistics 2/2", "--statistics 1/2", "--part 1/2",
              "--part 2/2", "--finish"]  # fmt: skip

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -24,23 +24,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...base import cuda_flags_kept, plural, significant, trim_heap
+from ...base import cuda_flags_kept, trim_heap
 from ...data import Source
-from ...instruments import students_t
 from ...models import Reduction, Sliding, placed, set_cuda_flags
 from ..planning.memory import LIBRARY_BYTES, resident_bytes
 from ..planning.plan import Plan
-from ..tiling.exact import SIDE_STEP
 from ..tiling.stitch import window
 from .as_its_makers import ValuesPlan
 from .net import Net, seen_patches
+from .seam_numbers import (
+    ENOUGH_PLACES,
+    SeamError,
+    by_distance,
+    label_f1,
+    seam_error_of,
+    wider_ends,
+)
 from .selection import Volume
 
-_ENOUGH_PLACES, _MOST_PLACES = 3, 8
-"""The least places of an interval, and the most to measure at."""
-_POWERS = np.linspace(0.5, 4, 71)
-"""Powers of the side by which a difference may fall. At less, half of it takes a side of more than
-four times: no patch for anybody."""
+_MOST_PLACES = 8
+"""The most places to measure at."""
 _SHARE = 0.02
 """The most voxels to compute for this, as a share of those of the job: at most a twentieth of its
 time, as a patch alone takes twice as long as one among many."""
@@ -48,115 +51,6 @@ _WINDOWS = (2.0, 1.5)
 """Sides of windows that are tried, in those of a patch: the first that fits at enough places."""
 _SMALLER = 0.75
 """Side of the smaller patch, in those of a patch."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeamError:
-    """The difference between tiles and larger inputs."""
-
-    by_distance: tuple[float, ...]
-    """Mean difference of the voxels at 0, 1, 2 ... voxels from a seam: a share of the range of the
-    output, or of labels the share that is another."""
-    low: tuple[float, ...]
-    """Lower ends of 95 % intervals over the places; empty for fewer than three."""
-    high: tuple[float, ...]
-    """Upper ends of them."""
-    places: int
-    """Number of places on the data."""
-    window: float
-    """Side of the larger input, in those of a patch."""
-    halving: int | None
-    """Side of a patch at which the difference at seams would be half; None if larger patches are
-    little better."""
-    labels: bool = False
-    """True if the output is labels."""
-    f1: float | None = None
-    """F1 of the labels of whole cores, a mean over labels but 0; None without such labels."""
-    blended: bool = False
-    """True if patches are blended."""
-
-    def line(self) -> str:
-        """The same in words."""
-        what = "of the labels change" if self.labels else "of the range"
-        about = f"about {_percent(self.by_distance[0])} % {what} at seams"
-        if self.low:
-            about += f" ({_percent(self.low[0])} to {_percent(self.high[0])} %)"
-        score = "" if self.f1 is None else f", F1 {self.f1:.3f} in whole cores"
-        cure = "larger patches are little better"
-        if self.halving is not None:
-            cure = f"--patch {self.halving}{', its overlap in proportion,' * self.blended} would "
-            cure += "about halve it"
-        on = f"measured on {plural(self.places, 'place')} of the data"
-        return f"{about}, {on} against a side {self.window:.2g} times as long{score}; {cure}"
-
-
-def _percent(share: float) -> str:
-    return significant(100 * share)
-
-
-def seam_error_of(
-    each: Sequence[NDArray[np.float64]],
-    smaller: Sequence[float],
-    scores: Sequence[float | None],
-    sides: tuple[int, int, int],
-    *,
-    labels: bool,
-    blended: bool = False,
-) -> SeamError:
-    """Join what was measured at several places.
-
-    Args:
-        each: The difference by distance at each place, as `by_distance` has it.
-        smaller: The difference at seams of a smaller patch, at each place.
-        scores: F1 of labels at each place, None where there are none.
-        sides: The sides of the smaller patch, of the patch and of the larger input.
-        labels: True for labels.
-        blended: True if patches are blended.
-
-    Returns:
-        Means, intervals, and the patch that would halve the difference.
-    """
-    table = np.asarray(each)
-    mean, ends = table.mean(0), np.empty((2, 0))
-    if len(table) >= _ENOUGH_PLACES:
-        # To draw again from so few places would make the interval too narrow.
-        spread = students_t(len(table) - 1) * table.std(0, ddof=1) / math.sqrt(len(table))
-        ends = np.clip((mean - spread, mean + spread), 0, 1)
-    # A tile and its window err together, so their difference falls faster than that of the tile:
-    # as what of the tile's variance the window lacks, if that goes with a power of the side.
-    small, side, large = sides
-    lacks = [1 - (n / large) ** (2 * _POWERS) for n in (small, side)]
-    falls = (side / small) ** _POWERS * np.sqrt(lacks[0] / lacks[1])
-    fall = float(np.mean(smaller)) / (float(mean[0]) or math.inf)
-    halving = None
-    if fall >= falls[0]:
-        double = 2 ** (1 / np.interp(fall, falls, _POWERS))
-        halving = SIDE_STEP * math.ceil(side * double / SIDE_STEP)
-    curve, low, high = (tuple(map(float, values)) for values in (mean, *ends))
-    some = [score for score in scores if score is not None]
-    f1 = float(np.mean(some)) if some else None
-    return SeamError(curve, low, high, len(table), large / side, halving, labels, f1, blended)
-
-
-def by_distance(difference: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of the differences of a core's voxels at 0, 1, 2 ... voxels from a seam."""
-    most = max(difference.shape)  # an axis of one voxel has no seam
-    near = [
-        np.minimum(np.arange(side), np.arange(side)[::-1]) if side > 1 else np.full(1, most)
-        for side in difference.shape
-    ]
-    distance: NDArray[np.int64] = reduce(np.minimum.outer, near)
-    counts = np.bincount(distance.ravel())
-    sums = np.bincount(distance.ravel(), weights=difference.ravel())
-    return np.asarray(sums / np.maximum(counts, 1))
-
-
-def label_f1(one: NDArray[Any], other: NDArray[Any]) -> float | None:
-    """F1 of the labels of two arrays, a mean over the labels that are not 0; None without any."""
-    labels, counts = np.unique(np.concatenate([one.ravel(), other.ravel()]), return_counts=True)
-    agreed = np.bincount(np.searchsorted(labels, one[one == other]), minlength=len(labels))
-    scores = (2 * agreed / counts)[labels != 0]
-    return float(scores.mean()) if len(scores) else None
 
 
 def _sides(patch: Sequence[int], times: float) -> tuple[int, ...]:
@@ -254,12 +148,18 @@ class SeamTrial:
             trim_heap()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-        each, smaller, scores = zip(*each_place, strict=True)
-        patch = self.net.shape.patch
+        each, smaller, scores, low, high = zip(*each_place, strict=True)
+        patch, blended = self.net.shape.patch, self.sliding is not None
         small, side, large = (max(_sides(patch, t)) for t in (_SMALLER, 1.0, longer))
+        scale = 1.0 if self.labels else (max(high) - min(low)) or 1.0
+        one = 1.0 if self.labels else float(np.subtract(high, low).mean()) / scale
+        seen, whole = len(each) * math.prod(_sides(patch, longer / 2)), self.source.domain[2:]
+        wider = wider_ends(one, len(each), whole.size / seen, whole.shape[self._axis], side, large)
+        shared = self._overlap(patch)[self._axis] // 2 * blended
+        lesser = [float(near[: shared + 1].max()) / scale for near in smaller]
         return seam_error_of(
-            each, smaller, scores, (small, side, large), labels=self.labels,
-            blended=self.sliding is not None,
+            [near / scale for near in each], lesser, scores, (small, side, large),
+            labels=self.labels, blended=blended, shared=shared, wider=wider,
         )  # fmt: skip
 
     def _affordable(self, num_patches: int, free_bytes: int) -> tuple[float, int] | None:
@@ -279,9 +179,7 @@ class SeamTrial:
             joined = all(n for _, n in tiles)  # two that are blended fit into the window
             if places and joined and times * peak / self.net.forward <= free_bytes:
                 fits.append((longer, places))
-        return next(
-            (each for each in fits if each[1] >= _ENOUGH_PLACES), fits[-1] if fits else None
-        )
+        return next((each for each in fits if each[1] >= ENOUGH_PLACES), fits[-1] if fits else None)
 
     @property
     def _axis(self) -> int:
@@ -306,8 +204,13 @@ class SeamTrial:
 
     def _differences(
         self, times: float
-    ) -> Iterator[tuple[NDArray[np.float64], float, float | None]]:
-        """For each place: the difference by distance, that at seams of a smaller patch, and F1."""
+    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64], float | None, float, float]]:
+        """For each place: the difference by distance, that of a smaller patch, F1, and the least
+        and the largest value of the output.
+
+        They are those of the middle of a window, as at its edges many networks give values that
+        they give nowhere in a volume.
+        """
         net, large = self.net, _sides(self.net.shape.patch, times)
         module = placed(net.model.module, self.device, net.footprint.channels_last)
         sides, small = large[-net.shape.model_axes :], _sides(net.shape.seen, _SMALLER)
@@ -317,15 +220,19 @@ class SeamTrial:
             whole = self._output(module, values)
             context = _Context(values, whole, partial(self._output, module))
             tile, part = cut(context, net.shape.seen)
-            near = self._between(tile, part, whole)
+            near = self._between(tile, part)
             score = label_f1(tile, part) if self.labels else None
-            tile, part = cut(context, small)
-            yield near, float(self._between(tile, part, whole)[0]), score
+            middle = whole[:, *(slice(n // 4, n - n // 4) for n in whole.shape[1:])]
+            smaller = self._between(*cut(context, small))
+            yield near, smaller, score, float(middle.min()), float(middle.max())
 
     def _output(self, module: torch.nn.Module, values: NDArray[Any]) -> NDArray[Any]:
         """The first head of one window, shape (channels, spatial...)."""
         net, device = self.net, self.device
         batch = torch.from_numpy(values).to(net.model.dtype)[None]
+        if device.type == "cpu" and values[0].size <= math.prod(net.shape.seen):
+            # Torch takes five times as long for a small patch alone as for the two of the job.
+            batch = batch.expand(net.forward, *values.shape)
         batch = batch.contiguous(memory_format=net.layout).to(device)
         with torch.no_grad(), torch.autocast(device.type, net.amp, net.amp is not None):
             head = next(iter(net.model.heads(module(batch)).values()))
@@ -365,12 +272,9 @@ class SeamTrial:
         tile, part = _shown(self.later, made), _shown(self.later, whole[:, *cell])
         return np.roll(tile, -(stride[axis] // 2), axis), np.roll(part, -(stride[axis] // 2), axis)
 
-    def _between(
-        self, tile: NDArray[Any], part: NDArray[Any], whole: NDArray[Any]
-    ) -> NDArray[np.float64]:
-        """The difference of two cores by distance. ``whole`` has the range of the output."""
-        scale = 1.0 if self.labels else float(np.ptp(whole)) or 1.0
-        apart = (tile != part if self.labels else np.abs(tile - part)).mean(0) / scale
+    def _between(self, tile: NDArray[Any], part: NDArray[Any]) -> NDArray[np.float64]:
+        """The difference of two cores by distance."""
+        apart = (tile != part if self.labels else np.abs(tile - part)).mean(0)
         if self.sliding is not None:
             others = {*range(-apart.ndim, 0)} - {self._axis}
             apart = apart.mean(tuple(others), keepdims=True)
