@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 
 from ..base import (
     BATCH_SIGNALS,
-    LOCK_SUFFIX,
     DecodedConfig,
     InferConfig,
     InstanceConfig,
@@ -201,28 +199,19 @@ def _instances_of(
 
 def _run_instances(scores: InferConfig, label: LabelConfig, *, dry: bool) -> int:
     """Infer scores, label them, and remove them; or do a step of that. Returns the exit code."""
-    from ..inference import is_complete
+    from ..inference import lacking_of_instances, remove_scratch
     from .label import run_labelling
 
-    assert scores.run_dir is not None
-    inferred = scores.joins and is_complete(scores.run_dir)
-    if inferred and is_complete(Path(f"{label.out_spec}.penstock")):
-        _remove_scratch(label)  # that a start which was killed has left
-        print("Complete: all objects are written")
+    lacking = lacking_of_instances(scores, label)
+    if "scores" in lacking:
+        run_config(scores, dry=dry)
+    if dry:
         return 0
-    code = 0 if inferred else run_config(scores, dry=dry)
-    if dry or code or (scores.joins and not inferred):
-        if scores.finish and not code:
-            print("All blocks are inferred; next --part i/n for each i, then --finish")
-        return code
-    code = run_labelling(label)
-    if not scores.is_element or is_complete(Path(f"{label.out_spec}.penstock")):
-        _remove_scratch(label)
-    return code
-
-
-def _remove_scratch(label: LabelConfig) -> None:
-    scratch = Path(label.in_spec)
-    if scratch.exists():
-        shutil.rmtree(scratch)
-    scratch.with_name(scratch.name + LOCK_SUFFIX).unlink(missing_ok=True)
+    if "objects" in lacking:
+        run_labelling(label)
+    elif not lacking:
+        print("Complete: all objects are written")
+    elif scores.finish:
+        print("All blocks are inferred; next --part i/n for each i, then --finish")
+    remove_scratch(label)
+    return 0

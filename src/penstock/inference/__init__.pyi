@@ -1,6 +1,8 @@
 from .objects.decoders import check_decoder as check_decoder
 from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
+from .objects.labelling import lacking_of_instances as lacking_of_instances
+from .objects.labelling import remove_scratch as remove_scratch
 from .objects.object_table import Cutout as Cutout
 from .objects.object_table import PlaneEnds as PlaneEnds
 from .opening.heads import Clipped as Clipped
@@ -17,7 +19,6 @@ from .run import plan_inference as plan_inference
 from .run import run_inference as run_inference
 from .run import run_job as run_job
 from .run_folder.ending import EndRequest as EndRequest
-from .run_folder.folder import is_complete as is_complete
 from .run_folder.names import AMBIGUOUS_FILE as AMBIGUOUS_FILE
 from .run_folder.names import is_label_run as is_label_run
 from .run_folder.reader import RunFolder as RunFolder

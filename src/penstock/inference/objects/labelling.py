@@ -11,10 +11,22 @@ that comes twice changes nothing: it finds a round of which no block is done, or
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
 
-from ...base import SUMMARY_FILE, Incomplete, number_ranges, plural, share_of
+from ...base import (
+    LOCK_SUFFIX,
+    SUMMARY_FILE,
+    Incomplete,
+    InferConfig,
+    LabelConfig,
+    number_ranges,
+    plural,
+    share_of,
+)
 from ..run_folder.folder import is_complete
 from ..run_folder.journal import Prepared
 from .block_work import over_blocks
@@ -151,3 +163,36 @@ class Labelling(LabelJob):
             run.note(each, number, check)
             before += grid[number].size
             show(before)
+
+
+def lacking_of_instances(
+    scores: InferConfig, label: LabelConfig
+) -> tuple[Literal["scores", "objects"], ...]:
+    """What a start of ``infer --instances`` does. Among the steps of an array, scores are the first
+    round of all.
+
+    Args:
+        scores: The settings of the run that writes scores.
+        label: Those of the labelling of these.
+
+    Returns:
+        Both, or for a step that joins them the one that is not complete; empty if all is there.
+    """
+    if not scores.joins:
+        return "scores", "objects"
+    assert scores.run_dir is not None
+    if not is_complete(scores.run_dir):
+        return ("scores",)
+    return () if is_complete(_folder_of(label)) else ("objects",)
+
+
+def remove_scratch(label: LabelConfig) -> None:
+    """Remove the scores of ``infer --instances``, if all objects are written."""
+    scratch = Path(label.in_spec)
+    if is_complete(_folder_of(label)):
+        shutil.rmtree(scratch, ignore_errors=not scratch.exists())
+        scratch.with_name(scratch.name + LOCK_SUFFIX).unlink(missing_ok=True)
+
+
+def _folder_of(label: LabelConfig) -> Path:
+    return Path(f"{label.out_spec}.penstock")

@@ -38,9 +38,8 @@ class Volume(NamedTuple):
 
     def read(self, source: Source, box: Box, out: NDArray[Any]) -> None:
         """Read its channels over a spatial box into ``out``, shape (channels, z, y, x)."""
-        numbered = enumerate(self.channels)
         # Channels that follow each other at once, as a chunk may hold several.
-        for ahead, run in itertools.groupby(numbered, key=lambda each: each[1] - each[0]):
+        for ahead, run in itertools.groupby(enumerate(self.channels), lambda at: at[1] - at[0]):
             at = [place for place, _ in run]
             lead = Box.of((self.t, at[0] + ahead), (1, len(at)))
             source.read(lead + box, out[None, at[0] : at[-1] + 1])
@@ -278,8 +277,8 @@ def sized_as_said(config: InferConfig, source: Source) -> Source:
 def network_grid(
     config: InferConfig, source: Source, recipe: Recipe | None, crop: Box | None = None
 ) -> tuple[Resampling | None, list[str]]:
-    """How the input is resampled for the network, None if it is not, and notes for the plan. The
-    grid begins in ``crop``, if there is one, and goes on beyond it.
+    """How the input is resampled for the network, None if it is not, and notes for the plan.
+    A grid that begins in ``crop`` goes on beyond it.
 
     Raises `UsageError` for an input whose voxel size is not known, or a grid that is too large.
     """
@@ -298,8 +297,7 @@ def network_grid(
     have = _sizes_in(source, unit, of)
     domain = source.domain[2:]
     shape = (crop or domain).shape
-    pairs = zip(wanted, have, strict=True)
-    wanted = tuple(kept if math.isnan(size) else size for size, kept in pairs)
+    wanted = tuple(b if math.isnan(a) else a for a, b in zip(wanted, have, strict=True))
     sides = []
     for name, length, size, other in zip("zyx", shape, have, wanted, strict=True):
         side = size / other * length if length > 1 else 1
