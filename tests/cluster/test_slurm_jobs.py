@@ -284,6 +284,7 @@ def test_the_shell_s_sign_for_home_is_a_path(
 
 def test_a_study_is_sized_from_its_nodes() -> None:
     node = config_of(slurm_preset("raven-4gpu"), job_name="spiral")
+    assert batch_script.parse_sizes("4,4") == [4, 4], "a size may be repeated"
     sizes = batch_script.parse_sizes("1,2,4,8,12")
     jobs = [batch_script.with_ranks(node, ranks) for ranks in sizes]
     assert [(j.nodes, j.tasks, j.gpus_per_node, j.mem) for j in jobs] == [
