@@ -30,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     one_heap()
     plain = {"model_type": "identity", "normalize": "none", "devices": "cpu"}
     given = vars(args)
-    given.update({**plain, **given})
+    given.update(plain | given)
     return run_config(from_flags(InferConfig, args), dry=args.dry_run)

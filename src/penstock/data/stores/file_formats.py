@@ -173,7 +173,7 @@ def file_notes(source: Source, sinks: Sequence[Any]) -> Iterator[str]:
     if "ome" in kinds and any(source.translation):
         yield "an OME-TIFF does not hold the position of the first voxel"
     for sink in sinks:
-        if (place := getattr(sink, "place", None)) is not None and place.note:
+        if (place := getattr(sink, "georeference", None)) is not None and place.note:
             yield place.note
         if getattr(sink, "kind", None) is not None:
             yield (

@@ -65,7 +65,7 @@ class FileSink:
     """Those of a GeoTIFF."""
     rule: Rule | None = None
     """The rule by which overviews are made of blocks; None for none."""
-    place: Georeference | None = None
+    georeference: Georeference | None = None
     """The place of a GeoTIFF in the world."""
 
     def __post_init__(self) -> None:
