@@ -155,8 +155,10 @@ class Normalisation:
         if self.counts is None and (self.lower, self.upper) == (0.0, 1.0):
             line = "as they are"
         if self.nonzero:
-            line += ", only where "
-            line += "some channel is not 0, and within" if self.masked else "it is not 0"
+            line += ", only "
+            line += (
+                "inside what is not 0 in some channel" if self.masked else "where it is not 0"
+            )
         return line + (f", clipped to {self.clip[0]:g} {self.clip[1]:g}" if self.clip else "")
 
 
