@@ -522,6 +522,6 @@ def test_a_job_that_slurm_has_forgotten_is_named_and_not_cancelled(
     listed = [each.model_dump() for each in (job("12"), job("13"))]
     (tmp_path / "study.json").write_text(json.dumps(listed))
     assert main(["slurm", "status", str(tmp_path)]) == 1
-    assert capsys.readouterr().out.count("unknown to SLURM\n") == 2
+    assert capsys.readouterr().out.count("unknown to SLURM: its log says how it ended\n") == 2
     assert main(["slurm", "cancel", str(tmp_path)]) == 0
     assert "none of them is waiting or running" in capsys.readouterr().out

@@ -24,7 +24,7 @@ from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.cluster import batch_script, presets
 from penstock.cluster import slurm_jobs as slurm
-from penstock.cluster.slurm_states import job_states, job_statuses, table_of
+from penstock.cluster.slurm_states import UNKNOWN, job_states, job_statuses, table_of
 from penstock.cluster.slurm_steps import Command
 
 from .test_slurm_jobs import HOSTILE, config_of, directives, recorder, spoken
@@ -423,10 +423,10 @@ def test_an_array_is_a_table_of_what_is_alike(
         ["5_[4-5]", "parts", "1", "PENDING, JobArrayTaskLimit"],
         ["5_[0,2]", "parts", "1", "2 different", "COMPLETED"],
         ["5_1", "parts", "1", "n2", "FAILED, exit code 3: its log says how to go on"],
-        ["5_3", "parts", "1", "unknown to SLURM"],
+        ["5_3", "parts", "1", UNKNOWN],
         ["6", "finish", "1", "PENDING, Dependency afterany:5"],
         ["7_2", "mine", "1", "n1", "FAILED, exit code 3"],
-        ["7_1", "mine", "1", "unknown to SLURM"],
+        ["7_1", "mine", "1", UNKNOWN],
     ]  # fmt: skip
     assert main(["slurm", "status", str(tmp_path)]) == 3
     spoken(sacct=(0, "6|FAILED|3:0|n1\n"))

@@ -26,7 +26,7 @@ from ..base import (
 )
 from .slurm_jobs import SlurmJob, ask_slurm, complaint_of, read_study
 
-UNKNOWN = "unknown to SLURM"
+UNKNOWN = "unknown to SLURM: its log says how it ended"
 """The state of a job that SLURM has forgotten."""
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()

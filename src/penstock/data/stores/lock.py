@@ -44,6 +44,8 @@ Check = Callable[[str, str | None], None]
 class Lost(PenstockError):
     """Another run has taken the output."""
 
+    ends_job = True
+
 
 class OutputLock:
     """The lock of the outputs of one run, from `take` to `release`. Without outputs it holds
