@@ -380,8 +380,8 @@ def _array_driver(group: Group) -> str:
         raise UsageError(f"{group.where}: no such file or folder")
     if folder is not None and zipfile.is_zipfile(folder):
         raise UsageError(
-            f"{group.where}: a zip file; unpack it, or give a TensorStore spec whose kvstore has the "
-            "driver zip"
+            f"{group.where}: a zip file; unpack it, or give a TensorStore spec whose kvstore has "
+            "the driver zip"
         )
     raise UsageError(
         f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
