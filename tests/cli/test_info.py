@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.cli import main
+from penstock.cli.info import infer_line
 from penstock.data import Box, open_sink
 
 
@@ -59,3 +62,12 @@ def test_series_and_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     said = info(capsys, path, "--series", "0", "--axes", "tyx")
     assert "array     tyx 3 x 8 x 9 uint16" in said and "--axes tyx --series 0" in said
     assert "no such file" in info(capsys, str(tmp_path / "none.zarr"), code=2)
+
+
+@pytest.mark.parametrize(
+    ("place", "out"),
+    [("./-a.npy", "a-out"), ("./.a.npy", "a-out"), ('{"driver": "zarr"}', "input")],
+)
+def test_the_line_of_infer_can_be_typed(place: str, out: str) -> None:
+    words = infer_line(argparse.Namespace(path=place, axes=None, series=None))
+    assert f"--in-spec {shlex.quote(place)} --out-spec {out}" in words

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
+from penstock.data.stores.zarr_groups import Group
 
 from ..parameters import mainly
 from .kit import DATA, DOMAIN, build_zarr2, odd_image, open_out, out_spec, saved, write
@@ -187,3 +190,21 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"0\.0\.0\.0\.0") as caught:
             open_source(path).read(DOMAIN)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+    def test_a_zip_file_is_read_by_a_spec_and_named_without(self, tmp_path: Path) -> None:
+        place = shutil.make_archive(str(tmp_path / "zip"), "zip", build_zarr2(tmp_path))
+        with pytest.raises(UsageError, match=r"a zip file; unpack it, or give .* driver zip"):
+            open_source(place)
+        base = {"driver": "file", "path": place}
+        source = open_source({"driver": "zarr", "kvstore": {"driver": "zip", "base": base}})
+        assert (source.read(DOMAIN) == DATA).all()
+
+    @pytest.mark.parametrize("name", ["a.npy", "a.h5", "a.nii.gz"])
+    def test_a_file_of_this_machine_by_a_url(self, name: str) -> None:
+        with pytest.raises(UsageError, match="are read from this machine; copy it here"):
+            open_source(f"https://localhost/{name}")
+
+    def test_a_server_that_is_away_is_no_broken_json(self) -> None:
+        away = Mock(side_effect=UsageError("could not connect"))
+        with pytest.raises(UsageError, match=r"^could not connect$"):
+            Group(away, "a.zarr").json("zarr.json")

@@ -76,7 +76,8 @@ def _show_array(args: argparse.Namespace) -> int:
 
 def infer_line(args: argparse.Namespace, more: Sequence[str] = (), ending: str = "ome.zarr") -> str:
     """The command of ``infer`` that takes the input of a verb, with its flags and others."""
-    name = PurePosixPath(args.path.partition("::")[0].partition("?")[0]).name.partition(".")[0]
+    place = "" if args.path.startswith("{") else args.path.partition("::")[0].partition("?")[0]
+    name = PurePosixPath(place).name.lstrip(".-").partition(".")[0] or "input"
     command = ["penstock", "infer", "--in-spec", args.path, "--out-spec", f"{name}-out.{ending}"]
     for flag in ("axes", "series"):
         if (said := getattr(args, flag)) is not None:

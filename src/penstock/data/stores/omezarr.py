@@ -6,6 +6,7 @@ Only metadata is handled here; every voxel goes through TensorStore.
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -378,6 +379,11 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
+    if folder is not None and zipfile.is_zipfile(folder):
+        raise UsageError(
+            f"{group.where}: a zip file; unpack it, or give a TensorStore spec whose kvstore has "
+            "the driver zip"
+        )
     raise UsageError(
         f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
     )

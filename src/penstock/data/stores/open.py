@@ -15,7 +15,7 @@ from ...base import UsageError, blaming, parsed_json, scrub, system_errors
 from ..box import Box
 from ..levels import Rule
 from . import in_memory as memory
-from .added import OURS, PLANES, SLICES, Format, added_store, and_added, checked, format_of
+from .added import OURS, PLANES, RASTER, SLICES, Format, added_store, and_added, checked, format_of
 from .file_formats import ending_of
 from .planes import is_slice, plane_files
 from .protocols import (
@@ -123,6 +123,8 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
             hints = [_HINTS[other] for other in form.takes.split() if choice != "level" != other]
             raise UsageError(f"{asked.where}: {form.title}s have no {words}{''.join(hints)}")
     remote, files = "://" in asked.path, asked.files or [asked.file]
+    if remote and form is not RASTER:
+        raise UsageError(f"{asked.where}: {form.title}s are read from this machine; copy it here")
     if form is not PLANES and not (remote or is_file(files[0], asked.where)):
         raise UsageError(f"{asked.where}: no such file")
     with readable(form.title, asked.where):

@@ -145,7 +145,7 @@ def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level 
     if stored["driver"] not in ("zarr", "zarr3") or "output" in stored.get("transform", {}):
         return None, []
     place = array.kvstore.spec().to_json()
-    parts = place["path"].rstrip("/").split("/")
+    parts = place.get("path", "").rstrip("/").split("/")
     for up in range(1, min(ABOVE, len(parts)) + 1):
         above = {**place, "path": "".join(f"{part}/" for part in parts[:-up])}
         try:

@@ -58,8 +58,9 @@ class Group:
 
     def json(self, key: str) -> dict[str, Any]:
         """The JSON object of a key; empty where there is none."""
+        stored = self.read(key) or b"{}"
         try:
-            parsed = parsed_json(self.read(key) or b"{}")
+            parsed = parsed_json(stored)
         except ValueError as error:
             raise UsageError(f"{self.where}: {key} is not valid JSON: {error}") from error
         if not isinstance(parsed, dict):
