@@ -156,9 +156,7 @@ class Normalisation:
             line = "as they are"
         if self.nonzero:
             line += ", only "
-            line += (
-                "inside what is not 0 in some channel" if self.masked else "where it is not 0"
-            )
+            line += "inside what is not 0 in some channel" if self.masked else "where it is not 0"
         return line + (f", clipped to {self.clip[0]:g} {self.clip[1]:g}" if self.clip else "")
 
 
