@@ -15,10 +15,12 @@ from torch import nn
 
 import penstock
 from penstock.base import UsageError
+from penstock.base.config.infer import InferConfig
 from penstock.base.errors import Refused
 from penstock.data.box import Box
 from penstock.data.resampling import Resampling
 from penstock.data.stores.open import open_sink, open_source
+from penstock.inference.opening.selection import network_grid
 from penstock.inference.tiling.geometry import Geometry
 from penstock.inference.tiling.parts import Parts
 from penstock.inference.tiling.stitch import Assembly
@@ -300,3 +302,17 @@ def test_the_model_says_the_size_unless_the_user_does(
         penstock.plan_inference(bare, out, model="identity")
     plan = penstock.plan_inference(bare, out, model="identity", in_voxel_size="1 .5 .5 um")
     assert "12 x 18 x 38" in "; ".join(plan.facts.notes)
+
+
+def test_an_axis_that_the_way_back_would_not_take_alone_is_told() -> None:
+    source = open_source(np.zeros((8, 8, 8), "uint8"))
+    said = InferConfig(in_spec="a", out_spec="b", model_type="c")
+    for have, wanted, told in (
+        ((9.0, 1.0, 1.0), (1.0, 1.0, 4.0), True),
+        ((9.0, 1.0, 1.0), (2.0, 1.0, 1.0), False),
+    ):
+        source.scale, source.units = (1, 1, *have), (None, None, *["millimeter"] * 3)
+        recipe = Recipe("net", spacing=wanted, unit="millimeter", most_anisotropy=3.0)
+        way, notes = network_grid(said, source, recipe)
+        assert way is not None and way.nearest == 0
+        assert any("on the way back" in note for note in notes) == told

@@ -295,8 +295,7 @@ def network_grid(
     else:
         return None, []
     have = _sizes_in(source, unit, of)
-    domain = source.domain[2:]
-    shape = (crop or domain).shape
+    shape = (crop or source.domain[2:]).shape
     wanted = tuple(b if math.isnan(a) else a for a, b in zip(wanted, have, strict=True))
     sides = []
     for name, length, size, other in zip("zyx", shape, have, wanted, strict=True):
@@ -316,7 +315,9 @@ def network_grid(
         nearest = _coarse_axis(recipe.most_anisotropy, have, wanted)
         if nearest is not None and shape[nearest] != sides[nearest]:
             notes += [f"the nearest voxel is taken along {'zyx'[nearest]}, as {recipe.place} says"]
-    way = Resampling(domain, Box.of((0, 0, 0), sides), config.resample_order, nearest)
+        otherwise = _coarse_axis(recipe.most_anisotropy, wanted, have) != nearest
+        notes += ["and so on the way back, where its makers take it along another axis"] * otherwise
+    way = Resampling(source.domain[2:], Box.of((0, 0, 0), sides), config.resample_order, nearest)
     return way if crop is None else _begun_in(crop, way), notes
 
 
@@ -336,9 +337,9 @@ def _coarse_axis(most: float, *sizes: Sequence[float]) -> int | None:
     """The one axis that has the longest side of a voxel, by the first of several sizes that is so
     many times as long as the shortest side; None if there is none."""
     for each in sizes:
-        sides = [size for size in each if not math.isnan(size)]
-        if max(sides) > most * min(sides):
-            return each.index(max(sides)) if sides.count(max(sides)) == 1 else None
+        longest = max(each)
+        if longest > most * min(each):
+            return each.index(longest) if each.count(longest) == 1 else None
     return None
 
 
