@@ -225,3 +225,9 @@ def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     SCHEMA_FILE.write_text(json.dumps(json_schema(), indent=2) + "\n")
+
+
+def test_a_table_is_no_ledger(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("devices,seconds\n1,362.45\n")
+    with pytest.raises(UsageError, match=r"runs.csv is not a ledger: it begins with b'devices,sec"):
+        read_ledger(tmp_path / "runs.csv")

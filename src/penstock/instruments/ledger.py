@@ -89,6 +89,8 @@ def read_ledger(path: Path) -> list[Record]:
         why = getattr(error, "strerror", None) or describe(error)
         raise UsageError(f"the ledger {path} cannot be read: {why}") from error
     *lines, rest = content.split(b"\n")
+    if lines and not lines[0].startswith(b"{"):
+        raise UsageError(f"{path} is not a ledger: it begins with {lines[0][:40]!r}")
     if _is_json(rest):
         lines.append(rest)
     elif rest and not rest.startswith(b"{"):  # no torn record: `_mend` would cut off a user's text
