@@ -102,7 +102,7 @@ class LabelSummary:
         """The summary of a labelling that is complete."""
         facts = read_json(folder / SUMMARY_FILE)
         ends = facts["ends"] and PlaneEnds(**facts["ends"])
-        sides = {name: tuple(facts[name]) for name in ("block", "largest")}
+        sides = {name: tuple(facts.get(name, ())) for name in ("block", "largest")}
         listed = folder / AMBIGUOUS_FILE if facts["ambiguous"] else None
         return cls(**{**facts, **sides, "ends": ends, "ambiguous_file": listed})
 
@@ -219,6 +219,7 @@ class LabelRun:
         found of blocks. A labelling that is complete stays as it is."""
         labelling = self.labelling
         if is_complete(self.folder):
+            clear(labelling)  # a start that was killed may have left some
             return LabelSummary.read(self.folder)
         work, output = self.counting, read_run(self.folder)["output"]
         sink = labelling.output(output["dtype"], overwrite=False, resume=True)

@@ -125,8 +125,7 @@ class Labelling(LabelJob):
         with joined(self, None) as run:
             each = run.next_round()
             if each is None:
-                again = is_complete(self.folder)
-                return "Complete: all blocks are written", None if again else run.finish()
+                return "Complete: all blocks are written", run.finish()
             run.lock.hand_over()
             if lacking := run.lacking(each, range(len(each.work.grid))):
                 raise self._incomplete(each, lacking)
