@@ -373,8 +373,7 @@ def _sizes_in(source: Source, unit: str, of: str) -> Sequence[float]:
     how = "give --in-voxel-size, such as 2 0.5 0.5 um, or --voxel-size none to run it as it is"
     if source.scale is None:
         raise UsageError(f"--in-spec {source.name} says no voxel size, which {of} needs; {how}")
-    sizes = []
-    wanted = unit_name(unit)
+    sizes, wanted = list[float](), unit_name(unit)
     for size, given, length in zip(
         source.scale[2:], source.units[2:], source.domain.shape[2:], strict=True
     ):
