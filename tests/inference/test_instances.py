@@ -199,6 +199,7 @@ def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "out.zarr.penstock" / "summary.json").read_bytes() == said
 
 
+@pytest.mark.slow
 def test_a_chain_of_merges_is_ambiguous(tmp_path: Path) -> None:
     """No view sees more of it than an object that fits, and more views see it."""
     scores = np.full((6, 6, 80), -1, np.float32)

@@ -308,6 +308,9 @@ class Allocator:
         self.emptied = True
 
 
+OUT = np.zeros((20, 20, 20), "uint8")
+
+
 class Works(nn.Module):
     """Takes a workspace on a real device alone, as a library does, and may have no room for it."""
 
@@ -325,7 +328,7 @@ class Works(nn.Module):
 
 
 def test_what_a_library_takes_is_counted_with_the_tensors() -> None:
-    net, allocator = opened(None, model_type=Works()).net, Allocator()
+    net, allocator = opened(OUT, model_type=Works()).net, Allocator()
     by_shapes = net.footprint.peak_bytes
     measured = with_peak_on(net, CPU, allocator).footprint.peak_bytes
     assert by_shapes is not None and measured is not None and allocator.emptied
@@ -333,8 +336,6 @@ def test_what_a_library_takes_is_counted_with_the_tensors() -> None:
 
 
 def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
-    net, allocator = (
-        opened(None, model_type=Works(room=False), head_kind="intensity").net,
-        Allocator(),
-    )
+    model = Works(room=False)
+    net, allocator = opened(OUT, model_type=model, head_kind="intensity").net, Allocator()
     assert with_peak_on(net, CPU, allocator) == net and allocator.emptied
