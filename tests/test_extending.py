@@ -225,6 +225,7 @@ def follow(title: str, site: Site) -> None:
                     assert main(words) == 0, line
 
 
+@pytest.mark.slow
 def test_a_model_of_another_package(site: Site) -> None:
     follow("A model", site)
     before, after = (penstock.open_source(f"{name}.zarr") for name in ("noisy", "blurred"))

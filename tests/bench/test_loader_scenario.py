@@ -144,6 +144,7 @@ def planes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "shuffle", "again"), [(4, "none", 0.0), (2, "none", 0.6), (4, "sample", 1.0)]
 )
@@ -171,6 +172,7 @@ def test_a_cold_cache_with_too_few_batches_to_warm_up_is_refused(data: Path) -> 
         LoaderScenario(case(data, cache="cold", batches=6))
 
 
+@pytest.mark.slow
 def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("zarr")
     copy = tmp_path / "data"

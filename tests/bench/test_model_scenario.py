@@ -74,6 +74,7 @@ def test_every_variant_steps(nets: str, mode: str, knobs: dict[str, Any]) -> Non
     scenario.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", mainly(["inference", "train"], 1))
 def test_channels_last_is_of_each_tensors_own_axes(mode: str) -> None:
     """The refiner is a network of images whose patches are embedded by a convolution of volumes."""

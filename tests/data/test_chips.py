@@ -126,6 +126,7 @@ def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path: Path, missing: 
     assert not (of_both & ~of_wind).any()
 
 
+@pytest.mark.slow
 def test_a_scene_smaller_than_a_chip_is_one_chip_with_a_mask(tmp_path: Path) -> None:
     write_data_set(tmp_path / "d", (90, 100), scenes=2, validation=1, objects=2, tiff="strips",
                    seed=0)  # fmt: skip

@@ -40,6 +40,7 @@ def test_percentiles_are_exactly_those_of_numpy(dtype: str, data: st.DataObject)
     assert ours == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", mainly(["uint16", "float32"], 1))
 def test_a_part_of_an_array_is_never_copied_whole(dtype: str) -> None:
     whole = np.random.default_rng(0).integers(0, 999, (1, 100, 200, 200)).astype(dtype)

@@ -66,6 +66,7 @@ class TestS3:
         spec = {"driver": "n5", "kvstore": "s3://test-bucket/some/a.n5"}
         assert open_source(spec).domain == domain
 
+    @pytest.mark.slow
     def test_a_bucket_that_is_not_there(self, s3_endpoint: str, monkeypatch: Any) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
         with pytest.raises(UsageError, match=r"s3://no-bucket/a\.zarr: neither"):

@@ -116,6 +116,7 @@ def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_run_of_the_output_is_refused_until_it_takes_over_and_seen_by_elements(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -311,6 +312,7 @@ def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path: Path) ->
     assert {*Notes(LocalFolder(tmp_path), "").blocks()} == {a, b}
 
 
+@pytest.mark.slow
 def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path: Path) -> None:
     """A petabyte has rows as long, and a hundred million blocks. What one reading of a log leaves
     behind, whatever its size, is there before memory is counted."""

@@ -133,6 +133,7 @@ def test_a_request_after_the_last_block_ends_nothing(tmp_path: Path) -> None:
     assert infer.run_job(job(tmp_path), ask, request).blocks_written == 27
 
 
+@pytest.mark.slow
 def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: Path) -> None:
     stuck, folder = tmp_path / "stuck", tmp_path / "out.zarr.penstock"
     stuck.touch()

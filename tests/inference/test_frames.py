@@ -81,6 +81,7 @@ def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path: Pat
     assert any("gets each of the 3 as a volume of its own; --in-channels 3" in n for n in notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "named", "window"),
     mainly([("intensity", True, 0.0), ("scores", True, None), ("merged", False, None)], 1, 2),

@@ -65,6 +65,7 @@ def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 9000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seam", mainly(["trim", "blend"], 0))
 def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
     tmp_path: Path, seam: str

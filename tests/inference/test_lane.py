@@ -395,6 +395,7 @@ def computed(one: Lane, begun: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     return [each.outputs for each in done], [each.tally for each in done]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seam", "normalize"), mainly(paired(["trim", "blend"], ["none", "percentile"]), 1)
 )

@@ -177,6 +177,7 @@ def test_only_chunks_of_one_value_are_asked_for(
     assert len(asked) == 1 + 3 + 1  # whether it tells, what is absent, what is all 7
 
 
+@pytest.mark.slow
 def test_an_output_of_ours_keeps_chunks_of_its_fill_value_only_if_its_spec_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

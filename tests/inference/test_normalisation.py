@@ -57,6 +57,7 @@ def test_a_default_never_depends_on_the_block() -> None:
     assert (result(normalize="global")[0] == whole).all()
 
 
+@pytest.mark.slow
 def test_a_halo_alone_asks_for_percentiles_of_blocks_as_in_the_seed() -> None:
     (alone, said), (both, _) = (
         result(block=(8, 16, 16), halo=1, **more) for more in ({}, {"normalize": "percentile"})

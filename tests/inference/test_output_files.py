@@ -115,6 +115,7 @@ def test_a_tif_of_a_volume_is_an_ome_tiff(capsys: pytest.CaptureFixture[str]) ->
         assert len(file.series[0].levels) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", ["out.tif", "out.nii.gz", "out.zarr"])
 def test_a_volume_one_voxel_wide(out: str) -> None:
     np.save("in.npy", np.arange(60, dtype="uint16").reshape(3, 20, 1) ** 2)

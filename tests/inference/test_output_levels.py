@@ -154,6 +154,7 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
     assert "Nothing is to be repaired" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["0/c/0/0/0", "1/c/0/0/0"])
 def test_a_repair_takes_over_an_output_that_was_never_released(
     lost: str, capsys: pytest.CaptureFixture[str]

@@ -200,6 +200,7 @@ def test_the_lock_of_an_n5_lies_beside_its_root(tmp_path: Path) -> None:
     assert not list((tmp_path / "root").rglob("*lock*"))
 
 
+@pytest.mark.slow
 def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
     class Two(Waiting):
         def forward(self, x: Tensor) -> Any:

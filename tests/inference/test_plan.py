@@ -108,6 +108,7 @@ def test_what_autocast_keeps_and_what_is_pinned_is_counted() -> None:
     assert plain.pinned_bricks == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", mainly([False, True], 1))
 def test_a_brick_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: bool) -> None:
     data = np.arange(100 * 200 * 200, dtype="float32").reshape(100, 200, 200)

@@ -120,6 +120,7 @@ class Smaller(Job):
         self.plan = replace(self.plan, geometry=self.geometry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seam", "normalize", "dtype"),
     [

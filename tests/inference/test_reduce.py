@@ -111,6 +111,7 @@ def test_scores_that_are_not_finite_are_no_labels() -> None:
         reduced("trim", "argmax", np.zeros(SHAPE, "uint8"), model=Wild())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seam", "version"), mainly([("trim", "0.4"), ("blend", "0.5")], 1))
 def test_scores_in_whole_numbers_say_what_they_stand_for(
     seam: str, version: str, tmp_path: Path

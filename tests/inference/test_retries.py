@@ -63,6 +63,7 @@ ANSWERS = {
 """Statuses and codes of those that pass, and of those that do not."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [True, False])
 def test_answers_of_a_real_server_are_told_apart(passes: bool, s3_endpoint: str) -> None:
     with door_to(s3_endpoint) as door:
@@ -171,6 +172,7 @@ def test_faults_that_stay_are_told_at_once(
     assert not (tmp_path / "run/retries.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

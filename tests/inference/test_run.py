@@ -121,6 +121,7 @@ def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None
     assert any(line.startswith("Throughput: ") for line in summary.lines())
 
 
+@pytest.mark.slow
 def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lanes on one processor stand for two GPUs: the same code but for the copies."""
     volume = np.random.default_rng(6).integers(0, 5000, (12, 20, 34)).astype("uint16")

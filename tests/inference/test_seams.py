@@ -134,6 +134,7 @@ def test_an_automatic_patch_computes_less_and_is_recorded(
     assert run_job(again).blocks_written == 0
 
 
+@pytest.mark.slow
 def test_what_is_found_is_kept_by_weights_and_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

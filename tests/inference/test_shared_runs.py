@@ -341,6 +341,7 @@ def test_a_worker_whose_stage_hangs_leaves_and_other_shares_are_not_judged_by_it
     Path("hangs").unlink()
 
 
+@pytest.mark.slow
 def test_a_run_to_which_no_share_comes_is_closed_and_opened_again(
     order: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def test_what_is_found_is_one_box_each_strongest_first() -> None:
         assert (of["lengths"] > 0).all()
 
 
+@pytest.mark.slow
 def test_an_object_on_the_border_of_two_cores_is_found_once() -> None:
     """Whichever way their chips place it, a pixel apart."""
     for ours, theirs in ((31.4, 32.4), (32.4, 31.4), (31.4, 31.2), (32.1, 32.4)):

@@ -215,6 +215,7 @@ def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid
     np.testing.assert_allclose(positions(width, grid), sines_and_cosines(width, 1, grid), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("frames", "prefix"),
     [pytest.param(1, "encoder.", id="v2"), pytest.param(3, "", id="v1")],
@@ -344,6 +345,7 @@ def test_the_registry_makes_a_model_of_two_axes() -> None:
         models_footprint.measure_footprint(model, (1, 6, 100, 100))
 
 
+@pytest.mark.slow
 def test_inference_of_an_image_of_six_bands(tmp_path: Path) -> None:
     torch.save(public_state(), tmp_path / "Prithvi.pt")
     pixels = np.random.default_rng(0).random((6, 64, 64), dtype=np.float32)

@@ -61,6 +61,7 @@ def test_a_sweep_is_a_page_with_its_verdict_first(swept_page: Page) -> None:
     assert heads and all(attrs["scope"] == "col" for attrs in heads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_case_without_memory_stands_in_the_figure() -> None:
     """Its model was never built, so that nothing is known of its structure."""

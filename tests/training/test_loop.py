@@ -241,6 +241,7 @@ def test_no_room_is_no_defect(
     assert capsys.readouterr().err == f"penstock train: {text}\n"
 
 
+@pytest.mark.slow
 def test_runs_are_not_mixed(tmp_path: Path) -> None:
     few: dict[str, Any] = {"epochs": 1, "num_samples": 40}
     train_workload("spiral", config_of(tmp_path, **few))

@@ -164,6 +164,7 @@ def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
     assert results["best"]["score"] == pytest.approx(psnr, abs=0.01)
 
 
+@pytest.mark.slow
 def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path: Path) -> None:
     results = []
     for on in (False, True):
@@ -172,6 +173,7 @@ def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_p
     assert results[0]["final"] == results[1]["final"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     mainly(

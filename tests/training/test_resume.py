@@ -85,6 +85,7 @@ def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
     assert_same(*best)
 
 
+@pytest.mark.slow
 def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
     class Crash(Exception):
         pass

@@ -85,6 +85,7 @@ def test_the_kind_of_a_target_is_found_and_said(name: str, pairs_of: Any) -> Non
         assert np.isin(finite, target).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "head"),
     [
@@ -124,6 +125,7 @@ TEMPERATURE = (280 + 1e-3 * IMAGE).astype(np.float32)
 HALF = (IMAGE * 0.5 + 70).astype(np.uint16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "kind", "scores"),
     [(TEMPERATURE, "scores", {"val_psnr"}), (HALF, "intensity", {"val_psnr", "val_psnr_input"})],
