@@ -74,8 +74,11 @@ class ValueLimits:
         What does not count is 0 then."""
         ends = self._ends[:, channel].astype(dtype)
         ends = (ends - dtype.type(scaling.lower)) / dtype.type(scaling.scale)
+        counted = np.isfinite(ends[0])
         if scaling.clip is not None:
             ends = ends.clip(*scaling.clip)
-        zero = self._bare[channel] if scaling.keeps_zeros else ~np.isfinite(ends[0])
-        least = np.where(zero, np.fmin(ends[0], 0), ends[0])
-        return np.stack([least, np.where(zero, np.fmax(ends[1], 0), ends[1])]).astype(np.float64)
+        ends = np.where(counted, ends, 0)
+        zero = self._bare[channel] & scaling.keeps_zeros
+        ends[0] = np.where(zero, np.minimum(ends[0], 0), ends[0])
+        ends[1] = np.where(zero, np.maximum(ends[1], 0), ends[1])
+        return ends.astype(np.float64)
