@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import pytest
 
+from penstock import cli
 from penstock.cli import VERBS, main, parser_of, spelled
 from penstock.cli.verb_parser import VerbParser, examples_of
 
@@ -83,3 +85,14 @@ def test_a_word_that_is_not_known_is_named(
 def test_a_switch_of_three_states_takes_no_value(switch: str, value: bool) -> None:
     words = ["label", "in.zarr", switch, "out.zarr"]
     assert parser_of(words).parse_args(words).equal is value
+
+
+def test_an_interrupt_before_a_verb_begins_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(words: Sequence[str]) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "parser_of", interrupted)
+    assert main(["status", "out"]) == 3
+    assert capsys.readouterr().err == "penstock: interrupted; nothing was begun\n"

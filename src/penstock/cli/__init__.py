@@ -106,6 +106,9 @@ def _run_safely(argv: Sequence[str] | None) -> int:
     except PenstockError as error:  # of a stream that cannot be written
         print(f"penstock: {error.with_flags}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # while the verb is still imported
+        print("penstock: interrupted; nothing was begun", file=sys.stderr)
+        return 3
 
 
 @contextlib.contextmanager
