@@ -26,8 +26,8 @@ gates: test                         ## how much of the package the default tests
 
 # The commands of README and docs take longest, and begin first.
 slow: site                          ## the slow tests, README and docs, and laws with many examples
-	SITE=build/site OMP_NUM_THREADS=1 $(RUN) -m pytest -m "slow or docs or hypothesis" \
-		--hypothesis-profile many -n 4 --dist worksteal --durations 30 tests/test_docs.py tests
+	SITE=build/site OMP_NUM_THREADS=1 $(RUN) -m pytest -m "(slow or docs or hypothesis) and not long" \
+		--hypothesis-profile many -n 3 --dist worksteal tests/test_docs.py tests
 
 LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/test_generate.py \
 	data/test_killed_sinks.py data/test_netcdf.py data/test_normalize.py data/test_packed.py \

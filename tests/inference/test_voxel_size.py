@@ -307,7 +307,7 @@ def test_the_model_says_the_size_unless_the_user_does(
 def test_an_axis_that_the_way_back_would_not_take_alone_is_told() -> None:
     source = open_source(np.zeros((8, 8, 8), "uint8"))
     said = InferConfig(in_spec="a", out_spec="b", model_type="c")
-    for have, wanted, told in (
+    for have, wanted, is_said in (
         ((9.0, 1.0, 1.0), (1.0, 1.0, 4.0), True),
         ((9.0, 1.0, 1.0), (2.0, 1.0, 1.0), False),
     ):
@@ -315,4 +315,4 @@ def test_an_axis_that_the_way_back_would_not_take_alone_is_told() -> None:
         recipe = Recipe("net", spacing=wanted, unit="millimeter", most_anisotropy=3.0)
         way, notes = network_grid(said, source, recipe)
         assert way is not None and way.nearest == 0
-        assert any("on the way back" in note for note in notes) == told
+        assert any("on the way back" in note for note in notes) == is_said
