@@ -79,10 +79,10 @@ def test_a_source_is_normalised_as_it_is_read(masked: bool) -> None:
     mask.put(mask.box, INSIDE[0])
     scaling = Scaling(-1.0, 4.0, (0.0, 1.5), not masked)
     how = ChannelValues(scaling, mask if masked else None)
-    known = source.normalised_by({(0, 0): how, (0, 1): ChannelValues(Scaling(0.0, 1.0))})
+    scaled = source.normalised_by({(0, 0): how, (0, 1): ChannelValues(Scaling(0.0, 1.0))})
     expected = ((VALUES[0] + 1) / 4).clip(0, 1.5) * (INSIDE[0] if masked else VALUES[0] != 0)
-    got = known.with_cache(1 << 16).read(known.domain)[0]
+    got = scaled.with_cache(1 << 16).read(scaled.domain)[0]
     np.testing.assert_array_equal(got[0], expected)
     np.testing.assert_array_equal(got[1], VALUES[1])
     box = Box.of((0, 0, 2, 3, 1), (1, 2, 3, 4, 6))
-    np.testing.assert_array_equal(known.read(box)[0], got[:, *box[2:].within(mask.box)])
+    np.testing.assert_array_equal(scaled.read(box)[0], got[:, *box[2:].within(mask.box)])
