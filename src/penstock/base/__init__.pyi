@@ -108,6 +108,7 @@ from .files import system_errors as system_errors
 from .files import write_json as write_json
 from .groups import flattened as flattened
 from .groups import group_by as group_by
+from .groups import groups_of as groups_of
 from .groups import natural as natural
 from .groups import number_ranges as number_ranges
 from .heap import HEAP_VARIABLES as HEAP_VARIABLES

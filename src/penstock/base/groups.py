@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import require
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -42,6 +48,26 @@ def number_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def groups_of(count: int, pairs: NDArray[np.int64], extra: str) -> NDArray[np.int64]:
+    """The group of each number: those that pairs join, directly or by others.
+
+    Args:
+        count: The number of numbers, from 0.
+        pairs: Two of them in each row.
+        extra: The extra that brings scipy to whoever asks.
+
+    Returns:
+        Numbers of groups from 0.
+    """
+    import numpy as np
+
+    sparse, graphs = require("scipy.sparse", extra), require("scipy.sparse.csgraph", extra)
+    ones = np.ones(len(pairs), bool)
+    graph = sparse.coo_matrix((ones, (pairs[:, 0], pairs[:, 1])), shape=(count, count))
+    groups: NDArray[np.int32] = graphs.connected_components(graph, directed=False)[1]
+    return groups.astype(np.int64)
 
 
 def natural(text: str) -> list[str | int]:

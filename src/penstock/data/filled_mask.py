@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base import groups_of, require
 from .box import Box
 
 
@@ -49,17 +48,12 @@ class FilledMask:
     def _numbered(self, z: int, count: int) -> tuple[NDArray[np.int64], int]:
         """The regions of a plane that are not set, numbered from ``count`` + 1, and the last of the
         numbers. What is set is 0."""
-        from scipy.ndimage import label
-
         unset = self.bits[z // 8] >> np.uint8(z % 8) & 1 == 0
-        numbers, regions = label(unset)
+        numbers, regions = require("scipy.ndimage", "nnunet").label(unset)
         return np.where(unset, numbers + np.int64(count), 0), count + regions
 
     def fill(self) -> None:
         """Set what is enclosed."""
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
         depth, count, before = self.box.shape[0], 0, None
         meet: list[NDArray[np.int64]] = []  # pairs of numbers; that of what lies outside is 0
         for z in range(depth):
@@ -73,9 +67,7 @@ class FilledMask:
                 pairs = np.unique(before[both] * (count + 1) + plane[both])
                 meet.append(np.stack(np.divmod(pairs, count + 1)))
             before = plane
-        first, second = np.concatenate(meet, axis=1)
-        joins: Any = coo_array((np.ones(len(first), np.bool_), (first, second)), (count + 1,) * 2)
-        region = connected_components(joins, directed=False)[1]
+        region = groups_of(count + 1, np.concatenate(meet, axis=1).T, "nnunet")
         enclosed = region != region[0]
         if not enclosed.any():
             return

@@ -35,13 +35,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import LabelConfig, UsageError, in_order, require
+from ...base import LabelConfig, UsageError, groups_of, in_order, require
 from ...data import Box, Grid, Source, flatten
 from ..tiling.geometry import per_axis
 from .block_record import faces_of, load_table, save_array, save_table
 from .components import LocalLabels, in_order_of_first, runs_of
 from .decoders import Decoder, check_decoder, opened_decoder
-from .face_joins import groups_of
 from .label_output import RoundWork
 from .object_measures import extents_of, numbers_of_cells
 
@@ -227,7 +226,7 @@ def owners_of(work: ViewWork, threads: int) -> Owners:
         return np.concatenate([np.zeros((0, 2), np.int64), *parts])
 
     pairs = np.concatenate(list(in_order(of_view, range(len(seen)), threads)))
-    groups = groups_of(len(home), pairs)
+    groups = groups_of(len(home), pairs, "label")
     return _resolved(seen, groups, home, view, starts, work.most)
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import require
 from ...data import Box, Grid, flatten, unflatten
 from .block_record import BlockRecord
 from .components import REACH
@@ -150,23 +149,6 @@ def all_touching(
             if steps == 1:
                 contacts.append(Contacts(offset.index(1), rows[-1], faces))
     return np.concatenate(rows), contacts
-
-
-def groups_of(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The group of each provisional number: those that pairs join, directly or by others.
-
-    Args:
-        count: The number of provisional numbers.
-        pairs: Two of them in each row.
-
-    Returns:
-        Numbers of groups from 0.
-    """
-    sparse, graphs = require("scipy.sparse", "label"), require("scipy.sparse.csgraph", "label")
-    ones = np.ones(len(pairs), bool)
-    graph = sparse.coo_matrix((ones, (pairs[:, 0], pairs[:, 1])), shape=(count, count))
-    groups: NDArray[np.int32] = graphs.connected_components(graph, directed=False)[1]
-    return groups.astype(np.int64)
 
 
 def numbered(

@@ -24,6 +24,7 @@ from ...base import (
     SUMMARY_FILE,
     Refused,
     format_bytes,
+    groups_of,
     read_json,
     usable_cores,
 )
@@ -47,7 +48,7 @@ from .block_record import load_table, save_array, save_table
 from .block_work import BlockWork
 from .components import HoleTable
 from .decoded_views import Owners, ViewWork, owners_of
-from .face_joins import Contacts, Totals, all_touching, groups_of, numbered, touches
+from .face_joins import Contacts, Totals, all_touching, numbered, touches
 from .label_job import LabelJob
 from .label_output import add_label_levels, check_count
 from .object_table import (
@@ -186,7 +187,7 @@ class LabelRun:
                 work.grid, totals, lru_cache(maxsize=64)(load), work.rule.connectivity
             )
             groups = (
-                groups_of(count, pairs)
+                groups_of(count, pairs, "label")
                 if work.views is None
                 else np.unique(totals.keys, return_inverse=True)[1]
             )
