@@ -37,10 +37,20 @@ class Scaling:
         """The normalised values of an array; one that is not finite counts as the lower bound."""
         values = array.astype(np.float64)
         values[~np.isfinite(values)] = self.lower
-        scaled = (values - self.lower) / self.scale
+        self.apply_to(values)
+        return values
+
+    def apply_to(self, values: NDArray[Any], outside: NDArray[np.bool_] | None = None) -> None:
+        """Normalise floats in place. Those that are ``outside`` become 0: by default those that are
+        0, if they stay so."""
+        if outside is None and self.keeps_zeros:
+            outside = values == 0
+        values -= self.lower
+        values /= self.scale
         if self.clip is not None:
-            scaled = scaled.clip(*self.clip)
-        return np.where(values == 0, 0.0, scaled) if self.keeps_zeros else scaled
+            values.clip(*self.clip, out=values)
+        if outside is not None:
+            values[outside] = 0
 
     @classmethod
     def of_range(

@@ -63,15 +63,7 @@ class NormalisedSource(BoxReader):
             if self.each is None:
                 continue
             how = self.each[lead]
-            outside = values == 0 if how.scaling.keeps_zeros else None
-            if how.mask is not None:
-                outside = ~how.mask.read(box[2:])
-            values -= how.scaling.lower
-            values /= how.scaling.scale
-            if how.scaling.clip is not None:
-                values.clip(*how.scaling.clip, out=values)
-            if outside is not None:
-                values[outside] = 0
+            how.scaling.apply_to(values, None if how.mask is None else ~how.mask.read(box[2:]))
 
     def normalised_by(self, each: Mapping[tuple[int, int], ChannelValues]) -> NormalisedSource:
         """The source with values that are normalised so."""
