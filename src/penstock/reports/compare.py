@@ -268,7 +268,7 @@ def check_measured(pairs: Sequence[Pair], metric: str) -> None:
     metrics = sorted({name for record in ran for name in record.samples_s})
     if metric not in metrics:
         raise UsageError(
-            f"--metric {metric} was not measured; there is {listed(sorted(metrics) or ['nothing'])}"
+            f"--metric {metric} was not measured; there is {listed(metrics or ['nothing'])}"
         )
 
 

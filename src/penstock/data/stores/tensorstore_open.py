@@ -46,7 +46,7 @@ from .tensorstore import (
     grid_origin,
     settled,
 )
-from .zarr_groups import ABOVE, Group
+from .zarr_groups import Group
 
 
 def open_tensorstore_source(
@@ -146,7 +146,7 @@ def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level 
         return None, []
     place = array.kvstore.spec().to_json()
     parts = place.get("path", "").rstrip("/").split("/")
-    for up in range(1, min(ABOVE, len(parts)) + 1):
+    for up in range(1, min(_ABOVE, len(parts)) + 1):
         above = {**place, "path": "".join(f"{part}/" for part in parts[:-up])}
         try:
             group = Group.of(open_kvstore(above, where), where)
@@ -155,6 +155,9 @@ def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level 
         except UsageError as error:
             return None, [f"the metadata of the group above the input is not read: {error}"]
     return None, []
+
+
+_ABOVE = 2  # groups above an array in which its image may be described
 
 
 def _attributes(array: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:

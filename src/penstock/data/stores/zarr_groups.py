@@ -28,8 +28,6 @@ from .protocols import SeveralArrays, in_words, listed
 Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
 _DEPTH = 4  # of arrays below a group
-ABOVE = 2
-"""Groups above an array in which its image may be described."""
 _MARKERS = ("zarr.json", ".zarray", "attributes.json")
 
 
