@@ -52,7 +52,7 @@ def test_a_training_step_learns(nets: str) -> None:
     assert all(p.grad is None for p in now), "gradients are given back in the step"
 
 
-@pytest.mark.parametrize("mode", mainly(["inference", "train"], 1))
+@pytest.mark.parametrize("mode", mainly(["inference", "train"], 0))
 @pytest.mark.parametrize(
     "knobs",
     [
@@ -95,6 +95,7 @@ def test_a_network_of_three_axes_has_cubes_for_tiles() -> None:
     assert scenario.step(Phases())["useful_pixels"] == 2 * 6**3
 
 
+@pytest.mark.slow
 def test_no_output_outlives_its_step(nets: str) -> None:
     for mode in ("inference", "train"):
         scenario = made(nets, "Watched", mode=mode)
@@ -118,11 +119,12 @@ def test_a_shape_that_changes_is_a_wrong_result(nets: str) -> None:
         scenario.step(Phases())
 
 
+@pytest.mark.slow
 def test_an_output_may_have_any_shape(nets: str) -> None:
     assert made(nets, "classes", mode="train").step(Phases())["samples"] == 2
 
 
-@pytest.mark.parametrize("mode", ["inference", "train"])
+@pytest.mark.parametrize("mode", mainly(["inference", "train"], 0))
 def test_values_that_are_not_finite_are_a_wrong_result(nets: str, mode: str) -> None:
     with pytest.raises(WrongResult, match="not finite"):
         made(nets, "Infinite", mode=mode).step(Phases())
@@ -132,6 +134,7 @@ def test_a_network_that_looks_at_values_is_tried_for_real(nets: str) -> None:
     assert under_test.check({**CASE, "model": f"{nets}:Valued"})[1]["parameters"] >= 0
 
 
+@pytest.mark.slow
 def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None:
     plain, saving = (made(nets, "blocks", mode="train", checkpointing=on) for on in (False, True))
     gradients = []
@@ -142,6 +145,7 @@ def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None
         assert a is not None and b is not None and torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_network_that_knows_how_to_recompute_does_it_itself(nets: str) -> None:
     """All at once, where else each of its parts would be alone."""
     scenario = made(nets, "Recomputing", mode="train", checkpointing=True)

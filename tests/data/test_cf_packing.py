@@ -35,6 +35,7 @@ def values_of(place: Path, **how: Any) -> Any:
     return source.read(source.domain)[0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zarr_format", "encoding"),
     paired([2, 3], [

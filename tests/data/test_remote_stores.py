@@ -43,6 +43,7 @@ class TestS3:
         np.testing.assert_array_equal(source.read(DOMAIN), DATA)
         assert overlap(source, sink)
 
+    @pytest.mark.slow
     def test_plain_urls(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
         domain = Box.of((0,) * 5, (1, 1, *SHAPE[2:]))  # one chunk

@@ -117,6 +117,7 @@ def test_trim_voxels_and_a_halo_are_context_too() -> None:
     assert opened(out, overlap=None, patch=None, halo=3).geometry.overlap == (6,) * 3
 
 
+@pytest.mark.slow
 def test_an_automatic_patch_computes_less_and_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

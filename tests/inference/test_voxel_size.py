@@ -78,7 +78,7 @@ def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 3000)
 
 
-@pytest.mark.parametrize(("order", "seam"), mainly([(0, "blend"), (1, "trim"), (3, "blend")], 0))
+@pytest.mark.parametrize(("order", "seam"), mainly([(0, "blend"), (1, "trim"), (3, "blend")]))
 def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
     volume: str, tmp_path: Path, order: int, seam: str
 ) -> None:

@@ -102,6 +102,7 @@ def test_the_three_forms_say_the_same(swept: Report, swept_page: Page) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.slow
 def test_too_many_figures_are_counted_and_left_out(
     swept: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:

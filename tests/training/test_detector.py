@@ -106,6 +106,7 @@ def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_pa
     assert "trained on too" not in " ".join(workload_of(chips, tmp_path).notes)
 
 
+@pytest.mark.slow
 def test_the_detector_takes_steps_and_is_scored(
     chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.windows import Cut
 
+from ..parameters import mainly
 from ..rows import rows_of
 from .kit import lighten, train_workload
 
@@ -217,7 +218,7 @@ def test_what_the_user_says_comes_before_what_the_run_says(
     np.testing.assert_array_equal(again.objects.points, done.objects.points)
 
 
-@pytest.mark.parametrize("verb", ["predict", "train"])
+@pytest.mark.parametrize("verb", mainly(["predict", "train"], 0))
 def test_a_device_that_is_not_there_is_refused(
     verb: str,
     data: Path,
