@@ -6,7 +6,7 @@ process, in any order and more than once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -57,14 +57,14 @@ def save_table(path: Path, table: NamedTuple) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def load_table(path: Path, kind: type[Table], without: str = "") -> Table:
-    """Read the file of a tuple of this kind, ``without`` a mapping that is not needed."""
+def load_table(path: Path, kind: type[Table], without: Sequence[str] = ()) -> Table:
+    """Read the file of a tuple of this kind, ``without`` mappings that are not needed."""
     made: Callable[..., Table] = kind
     fields: dict[str, Any] = {}
     with np.load(path, allow_pickle=False) as file:
         for name in file.files:
             field, _, key = name.partition("/")
-            if field == without:
+            if field in without:
                 continue
             array = file[name]
             if key:

@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import platform
 import signal
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from ...base import (
     environment_kept,
     for_children,
     in_order,
+    one_heap,
 )
 from ...cluster import UnfitWorker
 from ...data import Box, OutputLock, Sink, Source, open_source
@@ -86,7 +88,7 @@ class BlockWork(RoundWork):
             rule = replace(rule, holes=load_table(self.folder.parent / HOLES_FILE, HoleTable))
         return partial(rule.labels_of, self.source)
 
-    def load(self, number: int, without: str) -> BlockRecord:
+    def load(self, number: int, *without: str) -> BlockRecord:
         """Read what is counted of a block, without its ``faces`` or its ``measures``."""
         return load_table(self.files(number)[0], BlockRecord, without)
 
@@ -137,6 +139,19 @@ class BlockWork(RoundWork):
         return np.load(self.folder.parent / STARTS_FILE, allow_pickle=False)
 
 
+class Round(NamedTuple):
+    """What is done with each block before anything else can be."""
+
+    name: Literal["decode", "fill", "count", "write"]
+    step: str
+    """The method of the work."""
+    work: BlockWork | ViewWork
+    run: str
+
+
+Over = Callable[[Round, Sequence[int]], Iterator[tuple[int, str]]]
+"""Does a round for some blocks, and gives the number of each with what its step returns."""
+
 _WORK: dict[str, RoundWork] = {}
 """The work of this process, one of a pool or of a cluster, by its `BlockOrder.topic`."""
 _OPENED = contextlib.ExitStack()
@@ -145,86 +160,69 @@ _OPENED = contextlib.ExitStack()
 
 @dataclass(frozen=True, slots=True)
 class BlockOrder:
-    """A step on a block, for a worker of a cluster."""
+    """A block of a round, for another process."""
 
-    work: RoundWork
-    step: str
+    round: Round
     number: int
-    run: str
     topic: str
     """A name that only this round has."""
 
 
 def do_order(order: BlockOrder) -> str:
-    """Do a step on a block, on a worker of a cluster. Returns what the step returns.
+    """Do the step of a round on a block. Returns what the step returns.
 
     Raises `UnfitWorker` if the worker does not see the run.
     """
-    folder = order.work.folder.parent
+    work = order.round.work
+    folder = work.folder.parent
     if order.topic not in _WORK:
-        if read_run(folder).get("run") != order.run:
+        if read_run(folder).get("run") != order.round.run:
             raise UnfitWorker(
                 f"the worker on {platform.node()} does not see the run in {folder}; give "
                 "--run-dir with a folder that all workers share"
             )
         _OPENED.close()
-        _open(order.work, order.topic)
-    return _do(order.step, order.number)
+        _WORK.clear()
+        _OPENED.enter_context(work.opened())
+        _WORK[order.topic] = work
+    return str(getattr(_WORK[order.topic], order.round.step)(order.number))
 
 
-def _begin(work: RoundWork) -> None:
+def _begin() -> None:
+    one_heap()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
     end_with_parent()
-    _open(work)
-
-
-def _open(work: RoundWork, topic: str = "") -> None:
-    _WORK.clear()
-    _OPENED.enter_context(work.opened())
-    _WORK[topic] = work
-
-
-def _do(step: str, number: int) -> str:
-    (work,) = _WORK.values()
-    return str(getattr(work, step)(number))
 
 
 @contextlib.contextmanager
-def _doing(work: RoundWork, step: str, workers: int) -> Iterator[Callable[[int], str]]:
-    """Yield a function that does a step of the work on a block, here or in one of ``workers``
-    processes. It may be called by as many threads."""
-    if workers == 1:
-        with work.opened():
-            yield getattr(work, step)
-        return
+def processes(workers: int) -> Iterator[Over]:
+    """Yield what does rounds on this machine: here, or in as many as ``workers`` processes. They
+    begin with the first round that needs them, and stay until the context ends.
+
+    A round raises `PenstockError` if a process died.
+    """
     context = multiprocessing.get_context("spawn")
     with environment_kept():
         os.environ.update(for_children())
-        with ProcessPoolExecutor(workers, context, _begin, (work,)) as pool:
-            yield lambda number: pool.submit(_do, step, number).result()
+        with ProcessPoolExecutor(workers, context, _begin) as pool:
+            yield partial(_done_by, pool, workers)
 
 
-def over_blocks(
-    work: RoundWork, step: str, numbers: Sequence[int], workers: int
+def _done_by(
+    pool: ProcessPoolExecutor, workers: int, each: Round, numbers: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
-    """Do a step for each of some blocks.
-
-    Args:
-        work: The work.
-        step: ``decode``, ``count`` or ``write``.
-        numbers: The numbers of the blocks.
-        workers: The number of processes.
-
-    Yields:
-        The number of each block that is done, in order, and what the step returns.
-
-    Raises:
-        PenstockError: A process died.
-    """
     workers = max(1, min(workers, len(numbers) // 4))  # to start one takes as long as a block
+    if workers == 1:
+        with each.work.opened():
+            yield from ((number, str(getattr(each.work, each.step)(number))) for number in numbers)
+        return
+    topic = uuid.uuid4().hex
+
+    def do(number: int) -> str:
+        return pool.submit(do_order, BlockOrder(each, number, topic)).result()
+
     try:
-        with _doing(work, step, workers) as do:
-            yield from zip(numbers, in_order(do, numbers, workers, ahead=1), strict=True)
+        yield from zip(numbers, in_order(do, numbers, workers, ahead=1), strict=True)
     except BrokenProcessPool as error:
         raise PenstockError(
             "a process that labelled blocks was killed, perhaps as the memory was full; --workers "

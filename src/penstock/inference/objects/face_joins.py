@@ -6,7 +6,7 @@ touch across a face, an edge or a corner of blocks, by the connectivity, are one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -78,28 +78,33 @@ def _pairs(
     ours = _side(here, offset)
     theirs = _side(there, tuple(-step for step in offset))
     free = [axis for axis in range(3) if offset[axis] == 0]
-    keys, faces = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
-    width = len(there.first)
-    for shift in product((-1, 0, 1), repeat=len(free)):
-        if sum(map(abs, shift)) > reach:
-            continue
-        a, b = ours, theirs
+    # Most of a face is no object, so only voxels that are one look over, into a frame of none.
+    places = np.nonzero(ours)
+    framed = np.pad(theirs, [(int(axis in free),) * 2 for axis in range(3)])
+    a, width = ours[places].astype(np.int64) - 1, len(there.first)
+
+    def beyond(shift: Sequence[int]) -> NDArray[np.int64]:
+        """The object behind each voxel, moved along the free axes; -1 if there is none."""
+        at = list(places)
         for axis, by in zip(free, shift, strict=True):
-            length = ours.shape[axis]
-            a = a.take(range(max(0, -by), length - max(0, by)), axis)
-            b = b.take(range(max(0, by), length - max(0, -by)), axis)
-        both = (a > 0) & (b > 0)
+            at[axis] = at[axis] + 1 + by
+        b = framed[tuple(at)].astype(np.int64) - 1
         if here.values is not None and there.values is not None:
-            same = here.values[a[both].astype(np.int64) - 1]
-            both[both] = same == there.values[b[both].astype(np.int64) - 1]
-        pairs = (a[both].astype(np.int64) - 1) * width + b[both].astype(np.int64) - 1
-        keys.append(pairs)
-        if len(free) == 2 and not any(shift):
-            faces = pairs
+            b[(b >= 0) & (here.values[a] != there.values[b])] = -1
+        return b
+
+    straight = beyond([0] * len(free))
+    faces = (a * width + straight)[straight >= 0]
+    keys = [faces]
+    for shift in product((-1, 0, 1), repeat=len(free)):
+        if 0 < sum(map(abs, shift)) <= reach:
+            b = beyond(shift)
+            keys.append((a * width + b)[(b >= 0) & (b != straight)])
     different = np.unique(np.concatenate(keys))
     counts = np.zeros(len(different), np.int64)
-    numbers, times = np.unique(faces, return_counts=True)
-    counts[np.searchsorted(different, numbers)] = times
+    if len(free) == 2:
+        numbers, times = np.unique(faces, return_counts=True)
+        counts[np.searchsorted(different, numbers)] = times
     return np.stack(np.divmod(different, width), axis=1), counts
 
 

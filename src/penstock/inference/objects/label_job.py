@@ -106,6 +106,10 @@ class LabelJob:
         """Bytes that the join takes for each object of a block."""
         return MEASURED_BYTES if self.work.measured else JOINED_BYTES
 
+    def joining_takes(self, objects: int) -> int:
+        """Bytes of a join of so many objects of blocks, beside processes that wait for it."""
+        return objects * self.joined_bytes + self.workers * PROCESS_BYTES
+
     @property
     def scratch_bytes(self) -> int:
         """The most bytes of the faces of blocks, and of views, in the run folder."""

@@ -13,9 +13,9 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from ..run_folder.names import (
 )
 from ..stages.beginning import begin, entered, removed
 from .block_record import load_table, save_array, save_table
-from .block_work import BlockWork
+from .block_work import BlockWork, Round
 from .components import HoleTable
 from .decoded_views import Owners, ViewWork, owners_of
 from .face_joins import Contacts, Totals, all_touching, numbered, touches
@@ -60,16 +60,6 @@ from .object_table import (
     object_columns,
     write_table,
 )
-
-
-class Round(NamedTuple):
-    """What is done with each block before anything else can be."""
-
-    name: Literal["decode", "fill", "count", "write"]
-    step: str
-    """The method of the work."""
-    work: BlockWork | ViewWork
-    run: str
 
 
 @dataclass(frozen=True)
@@ -174,18 +164,19 @@ class LabelRun:
     def _join(self, work: BlockWork) -> tuple[Totals, Any, list[Contacts]]:
         """The objects of all blocks, the group of each, and faces between blocks."""
         if (place := str(work.folder)) not in self._joined:
-            load = partial(work.load, without="measures")
-            totals = Totals.of(map(load, range(len(work.grid))))
+            counted = (work.load(n, "faces", "measures") for n in range(len(work.grid)))
+            totals = Totals.of(counted)
             count, limit = len(totals.first), self.labelling.limit
-            if (needed := count * self.labelling.joined_bytes) > limit:
+            if (needed := self.labelling.joining_takes(count)) > limit:
                 raise Refused(
                     f"joining {count:,} objects of blocks takes about {format_bytes(needed)}, and "
                     f"--max-memory allows {format_bytes(limit)}; what is counted stays: go on with "
                     "--resume and more, or begin anew with a larger --block"
                 )
             pairs, contacts = all_touching(
-                work.grid, totals, lru_cache(maxsize=64)(load), work.rule.connectivity
-            )
+                work.grid, totals, lru_cache(maxsize=64)(lambda n: work.load(n, "measures")),
+                work.rule.connectivity,
+            )  # fmt: skip
             groups = (
                 groups_of(count, pairs, "label")
                 if work.views is None

@@ -11,9 +11,10 @@ that comes twice changes nothing: it finds a round of which no block is done, or
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -29,13 +30,11 @@ from ...base import (
 )
 from ..run_folder.folder import is_complete
 from ..run_folder.journal import Prepared
-from .block_work import over_blocks
+from .block_work import Over, Round, processes
 from .label_job import LabelJob
-from .label_run import LabelRun, LabelSummary, Round, begun, joined
+from .label_run import LabelRun, LabelSummary, begun, joined
 
 Show = Callable[[int], None]
-Over = Callable[[Round, list[int]], Iterable[tuple[int, str]]]
-"""Does a round for some blocks, and gives the number of each with what its step returns."""
 _DONE = {"decode": "decoded", "fill": "searched for holes", "count": "counted", "write": "written"}
 
 
@@ -68,7 +67,8 @@ class Labelling(LabelJob):
             Refused: The memory does not hold the work.
         """
         self.refuse()
-        with begun(self) as run:
+        with begun(self) as run, contextlib.ExitStack() as stack:
+            over = over or stack.enter_context(processes(self.workers))
             while (each := run.next_round()) is not None:
                 before = self.domain.size * self.config.rounds.index(each.name)
                 self._do(run, each, range(len(each.work.grid)), before, show, over)
@@ -115,7 +115,8 @@ class Labelling(LabelJob):
             size = len(each.work.grid)
             numbers = range((element - 1) * size // elements, element * size // elements)
             try:
-                self._do(run, each, numbers, 0, show)
+                with processes(self.workers) as over:
+                    self._do(run, each, numbers, 0, show, over)
             finally:  # a log without a summary is that of a process that was killed
                 run.journal.save(run.journal.own_name(SUMMARY_FILE), {"round": each.name})
         count = plural(len(numbers), "block")
@@ -146,19 +147,13 @@ class Labelling(LabelJob):
         )
 
     def _do(
-        self, run: LabelRun, each: Round, numbers: range, before: int, show: Show,
-        over: Over | None = None,
+        self, run: LabelRun, each: Round, numbers: range, before: int, show: Show, over: Over
     ) -> None:  # fmt: skip
         """Do a round for some blocks. ``before`` are the voxels that count as done."""
         grid, lacking = each.work.grid, run.lacking(each, numbers)
         before += sum(grid[n].size for n in numbers) - sum(grid[n].size for n in lacking)
         show(before)
-        pairs = (
-            over_blocks(each.work, each.step, lacking, self.workers)
-            if over is None
-            else over(each, lacking)
-        )
-        for number, check in pairs:
+        for number, check in over(each, lacking):
             run.note(each, number, check)
             before += grid[number].size
             show(before)

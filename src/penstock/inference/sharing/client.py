@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,8 +28,8 @@ from ...base import (
 )
 from ...cluster import FailedItem, Workers, connect, share, share_pieces, wait_for_worker
 from ...instruments import Nvml
-from ..objects.block_work import BlockOrder, do_order
-from ..objects.label_run import LabelSummary, Round
+from ..objects.block_work import BlockOrder, Round, do_order
+from ..objects.label_run import LabelSummary
 from ..objects.labelling import Labelling, Show
 from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.ending import EndRequest
@@ -309,11 +309,11 @@ def label_on_cluster(
     with connect(config, say, preload="penstock.inference.objects.block_work") as workers:
         wait_for_worker(workers)  # before the outputs are made
 
-        def over(each: Round, lacking: list[int]) -> Iterator[tuple[int, str]]:
+        def over(each: Round, lacking: Sequence[int]) -> Iterator[tuple[int, str]]:
             topic = uuid.uuid4().hex
             yield from share_pieces(
                 workers, do_order, lacking, "block", "run again with --resume",
-                work_of=lambda n: BlockOrder(each.work, each.step, n, each.run, topic),
+                work_of=lambda n: BlockOrder(each, n, topic),
             )  # fmt: skip
 
         return labelling.run(begins(labelling), over)
