@@ -3,6 +3,7 @@
     python benchmarks/label.py                          1 Gvox with some 10^5 blobs
     python benchmarks/label.py --side 512               an eighth of that
     python benchmarks/label.py --dask-image PYTHON      also dask-image, of that interpreter
+    python benchmarks/label.py --patchworks PYTHON      also patchworks, by cc3d for each tile
 
 Each launch is a fresh process that reads the same Zarr and writes one of the same chunks and codec.
 The sides take turns, so that a busy machine slows all, and the processor's time is noted too.
@@ -35,6 +36,7 @@ import readme
 
 SAMPLES = Path(__file__).resolve().parent / "results" / "label.jsonl"
 CHUNK, TILE = 128, 256
+ONE, TWO = "label, 1 worker on 1 core", "label, 2 workers on 2 cores"
 PENSTOCK = [sys.executable, "-m", "penstock", "label", "mask.zarr", "out.zarr", "--overwrite",
             "--connectivity", "26", "--levels", "none"]  # fmt: skip
 WHOLE = f"""
@@ -54,6 +56,16 @@ mask = da.from_zarr("mask.zarr", component="0").rechunk(({TILE},) * 3)
 labels, count = label(mask, np.ones((3, 3, 3)))
 labels.rechunk(({CHUNK},) * 3).to_zarr("out.zarr", overwrite=True)
 print(int(count))
+"""
+PATCHWORKS = f"""
+import cc3d, dask.array as da
+from patchworks import tile_process
+def label(tile):
+    return cc3d.connected_components(tile, connectivity=26).astype("int32")
+if __name__ == "__main__":
+    mask = da.from_zarr("mask.zarr", component="0")
+    tile_process(mask, label, tile_shape=({CHUNK}, {TILE}, {TILE}), overlap=0, progress=False,
+                 sequential_labels=True, write_to="out.zarr", max_workers=2)
 """
 
 
@@ -101,22 +113,31 @@ def launch(command: Sequence[str]) -> dict[str, Any]:
             "printed": text.splitlines()}  # fmt: skip
 
 
-def sides_of(dask_image: str | None) -> dict[str, list[str]]:
+def pinned(*cores: int) -> list[str]:
+    """As many workers as cores, which may run nowhere else."""
+    where = ["taskset", "--cpu-list", ",".join(map(str, cores))]
+    return [*where, *PENSTOCK, "--workers", str(len(cores))]
+
+
+def sides_of(dask_image: str | None, patchworks: str | None) -> dict[str, list[str]]:
     sides = {
         "cc3d on the whole": [sys.executable, "-c", WHOLE],
         "label": PENSTOCK,
         "label --table": [*PENSTOCK, "--table", "cells.parquet"],
-        "label --workers 1": [*PENSTOCK, "--workers", "1"],
+        ONE: pinned(0),
+        TWO: pinned(0, 1),
     }
     if dask_image is not None:
         sides["dask-image"] = [dask_image, "-c", DASK_IMAGE]
+    if patchworks is not None:
+        sides["patchworks"] = [patchworks, "-c", PATCHWORKS]
     return sides
 
 
-def measure(side: int, rounds: int, dask_image: str | None) -> list[dict[str, Any]]:
+def measure(side: int, rounds: int, sides: dict[str, list[str]]) -> list[dict[str, Any]]:
     samples = []
     for number in range(rounds):
-        for name, command in sides_of(dask_image).items():
+        for name, command in sides.items():
             sample = {"side": name, "round": number, "voxels": side**3, **launch(command)}
             samples.append(sample)
             print(f"{name:20} {sample['seconds']:7.1f} s {sample['peak_bytes'] / 2**20:7.0f} MiB",
@@ -143,7 +164,12 @@ def table(samples: Sequence[dict[str, Any]]) -> str:
             f"| {name} | {seconds:.1f} | {seconds / base[0]:.2f} | {cpu:.1f} | {cpu / base[1]:.2f} "
             f"| {peak / 2**20:.0f} | {peak / base[2]:.2f} |"
         )
-    return "\n".join(rows)
+    gains = [one["seconds"] / two["seconds"] for one, two in (
+        (a, b) for a in samples for b in samples
+        if (a["side"], b["side"]) == (ONE, TWO) and a["round"] == b["round"]
+    )]  # fmt: skip
+    times = f"{statistics.median(gains):.2f} [{min(gains):.2f} to {max(gains):.2f}]"
+    return "\n".join([*rows, "", f"Two workers on two cores are {times} times as fast as one."])
 
 
 def main() -> None:
@@ -151,12 +177,14 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=1024, help="voxels, a multiple of 256")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dask-image", metavar="PYTHON")
+    parser.add_argument("--patchworks", metavar="PYTHON")
     args = parser.parse_args()
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:  # of TMPDIR
         os.chdir(folder)
         make_mask(args.side)
-        samples = measure(args.side, args.rounds, args.dask_image)
+        sides = sides_of(args.dask_image, args.patchworks)
+        samples = measure(args.side, args.rounds, sides)
         os.chdir(here)
     machine = {"machine": platform.platform(), "cores": os.cpu_count(), "load": os.getloadavg()}
     SAMPLES.write_text("".join(json.dumps(s | machine) + "\n" for s in samples))

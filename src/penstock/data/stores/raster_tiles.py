@@ -175,7 +175,7 @@ class RasterTiles:
 
     def _encoded(self, values: NDArray[Any]) -> bytes:
         rest = [(0, TILE - side) for side in values.shape]
-        tile = np.ascontiguousarray(np.pad(values, rest, mode="edge"))
+        tile = np.ascontiguousarray(np.pad(values, rest, mode="edge") if np.any(rest) else values)
         codec = self._codecs.floatpred_encode if self._is_float else self._codecs.delta_encode
         encoded: bytes = self._codecs.deflate_encode(codec(tile), level=DEFLATE_LEVEL)
         return encoded
