@@ -19,7 +19,7 @@ test: $(VENV)/ready                 ## the default tests
 
 check: COVERED = -m coverage run    ## what CI runs
 check: WORKERS = 1
-check: lint types gates slow lowest pythons
+check: slow lint types gates lowest pythons  # the longest first, where several run at a time
 
 gates: test                         ## how much of the package the default tests reach
 	$(RUN) tests/coverage_gates.py
