@@ -6,7 +6,7 @@ Opening changes nothing: a job may be planned, shown and thrown away. `run` carr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ...data import (
 from ...instruments import available_memory
 from ...models import (
     Model,
+    Recipe,
     Reduction,
     as_trained,
     find_devices,
@@ -41,10 +42,10 @@ from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
 from ..run_folder.reader import as_begun
-from ..tiling.geometry import PatchShape, block_halo
+from ..tiling.geometry import block_halo
 from . import identity
 from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
-from .heads import facts_of_heads, is_long, is_wide, plan_heads, rounded
+from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
 from .net import fit_net, with_kinds
 from .outputs import check_own_files, open_outputs, sizes_of_heads
 from .sample import box_of, cropped, open_sample
@@ -89,64 +90,36 @@ class Job:
         Raises:
             UsageError: What the settings ask for cannot be done. Nothing was created.
         """
-        self.asks_overlap = config.overlap is not None
         config, self.begun = as_begun(config)
         self.config = fitted(config, lambda other: Job(other, part, peers, trial=True))
         self.peers, self.trial = peers, trial
+        self.notes: list[str] = []
+        """Sentences on what was decided for the user, which the plan prints."""
         with torch_threads(self.config.threads):
             self._open(part)
 
     def _open(self, part: tuple[int, ...] | None) -> None:
+        """Each step takes what those above it have decided. Where the user leaves a setting open,
+        it is decided once: by the network's makers, by what the input holds, or by the patch."""
+        overlap_is_open = self.config.overlap is None
         model = self._load_model()
-        self.config, self.values = normalised_as(self.config, model.recipe)
-        config = self.config
-        self.input = open_input(config)
-        start, stop = self.input.domain.start, self.input.domain.stop
-        times = select(config.t, start[0], stop[0], "--t")
-        channels, picked = channels_of(config, self.input, model.recipe)
-        self.selected = times, channels
-        model, at_once = with_bands(config, model, self.input, len(channels))
-        self.volumes = volumes_of(times, channels, model, len(self.values.each))
-        self.config, cut = cropped(config, model.recipe, self.input, self.volumes, self.begun)
-        source, resized = self._on_network_grid(model)
+        model = self._select(model)
+        source = self._on_network_grid(model)
         model = self._with_outputs(model)
-        frame = frame_of_outputs(config, self.input, self.way)
         self.sample = open_sample(self.config, self.input, source)
-        shape = self._patch(source, model)
-        config = self.config
-        self.net = fit_net(config, self.devices, model, shape, source.dtype)
-        obeyed = obeyed_heads(config, model.recipe, self.input)
-        later = self.reduction if self.reduces_later else None
-        heads = facts_of_heads(
-            self.net.footprint.heads, len(config.out_spec), model.name, obeyed, later
-        )
-        fits = aligned(shape, heads, may_change=not self.asks_overlap, back=self.back)
-        if fits != shape:
-            self.config = config = config.model_copy(update={"overlap": fits.overlap})
-            shape = fits
-        if config.missing == "error":
-            check_knows_chunks(source)
+        heads = self._cut(source, model, overlap_is_open)
+        config = self.config  # nothing is open from here on
         self.head_facts, judging_bytes = with_kinds(
             config, heads, self.net, self.values, source, self.volumes[0]
         )
-        self.outputs = open_outputs(
-            config, frame, self.selected, model.in_channels, self.head_facts
-        )
-        self.written = frame.domain
-        carrier = str(self.net.carrier).removeprefix("torch.")
-        self.heads = plan_heads(
-            config, self.head_facts, self.sinks, carrier=carrier, scalings=len(self.values.each),
-            corner=source.domain.start[2:], resampled=self.back is not None,
-        )  # fmt: skip
-        self.sliding = sliding_of(config, model.recipe, self.heads)
-        notes = [*self.as_trained, *resized, *picked, *cut, *at_once, *uneven(self.selected)]
-        facts = _gather_facts(self, source, shape, judging_bytes, notes)
+        self._open_outputs(source, model.recipe)
+        facts = _gather_facts(self, source, judging_bytes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
             part = Prepared.read(self.run_dir).part
-        self.plan = make_plan(config, facts, shape, part)
+        self.plan = make_plan(config, facts, self.net.shape, part)
         if self.tiled.measured and not self.trial:
-            self.plan = _seam_trial(self, source, later).measured(self.plan)
+            self.plan = _seam_trial(self, source).measured(self.plan)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
         as_stored = self.way is None and not self.values.first
@@ -164,44 +137,93 @@ class Job:
     def sinks(self) -> list[Sink]:
         return [output.sink for output in self.outputs]
 
-    def _on_network_grid(self, model: Model) -> tuple[Source, list[str]]:
-        """The input as the network sees it, and notes on its voxel size."""
-        config, recipe = self.config, model.recipe
-        self.crop = box_of(config, self.input) if recipe and recipe.crops else None
-        self.way, notes = network_grid(config, self.input, recipe, self.crop)
-        self.values = self.values.in_order(recipe, self.way, everywhere=config.mask is None)
-        source = NormalisedSource(self.input) if self.values.first else self.input
-        self.back, self.inner = None, self.crop
-        if self.way is None:
-            return source, notes
-        if self.way.inner is not None:
-            self.inner = self.way.inner[1]
-        if config.output_voxel_size == "input":
-            self.back = self.way.back(min(config.resample_order, 1))
-        return ResampledSource(source, self.way), notes
-
-    def _patch(self, source: Source, model: Model) -> PatchShape:
-        """Patch and overlap, which the settings have from here on."""
-        has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
-        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z, self.begun)
-        self.config = self.tiled.config
-        return patch_shape(self.config, has_z, model.spatial_axes)
-
     def _load_model(self) -> Model:
-        """The model; also finds its devices."""
+        """The model and its devices. What its makers say decides what the user leaves open."""
         config = self.config
         self.devices = find_devices(config.devices)
         self.bare = model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
-        self.config, self.as_trained = with_defaults(config, model.recipe)
+        config, notes = with_defaults(config, model.recipe)
+        self.notes += notes
         # What the user says of the heads wins over what their training recorded.
-        if config.head_kind is None:
+        if self.config.head_kind is None:
             model, notes = as_trained(model, rescaled=config.denormalize)
-            self.as_trained += notes
-        reduce = self.config.reduce
-        self.reduction = None if reduce is None else Reduction.parse(reduce)
+            self.notes += notes
+        self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
+        self.config, self.values = normalised_as(config, model.recipe)
         return model
+
+    def _select(self, model: Model) -> Model:
+        """The model as it takes the channels of the input; also opens this, and finds the volumes
+        and the box that the job is of."""
+        config = self.config
+        self.input = open_input(config)
+        start, stop = self.input.domain.start, self.input.domain.stop
+        times = select(config.t, start[0], stop[0], "--t")
+        channels, picked = channels_of(config, self.input, model.recipe)
+        self.selected = times, channels
+        model, at_once = with_bands(config, model, self.input, len(channels))
+        self.volumes = volumes_of(times, channels, model, len(self.values.each))
+        self.config, cut = cropped(config, model.recipe, self.input, self.volumes, self.begun)
+        self.notes += [*picked, *at_once, *cut, *uneven(self.selected)]
+        return model
+
+    def _on_network_grid(self, model: Model) -> Source:
+        """The input as the network sees it."""
+        config, recipe = self.config, model.recipe
+        self.crop = box_of(config, self.input) if recipe and recipe.crops else None
+        self.way, resized = network_grid(config, self.input, recipe, self.crop)
+        self.notes += resized
+        self.values = self.values.in_order(recipe, self.way, everywhere=config.mask is None)
+        source = NormalisedSource(self.input) if self.values.first else self.input
+        self.back, self.inner = None, self.crop
+        if self.way is not None:
+            source = ResampledSource(source, self.way)
+            if self.way.inner is not None:
+                self.inner = self.way.inner[1]
+            if config.output_voxel_size == "input":
+                self.back = self.way.back(min(config.resample_order, 1))
+        if config.missing == "error":
+            check_knows_chunks(source)
+        return source
+
+    def _cut(self, source: Source, model: Model, overlap_is_open: bool) -> list[HeadFacts]:
+        """Decide patch and overlap, fit the net to them, and return its heads. Their grids may
+        change an overlap that is open."""
+        has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
+        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z, self.begun)
+        config = self.tiled.config
+        shape = patch_shape(config, has_z, model.spatial_axes)
+        net = fit_net(config, self.devices, model, shape, source.dtype)
+        heads = facts_of_heads(
+            net.footprint.heads,
+            len(config.out_spec),
+            model.name,
+            obeyed_heads(config, model.recipe, self.input),
+            self.reduction if self.reduces_later else None,
+        )
+        fits = aligned(shape, heads, may_change=overlap_is_open, back=self.back)
+        self.net = replace(net, shape=fits)
+        if fits != shape:
+            config = config.model_copy(update={"overlap": fits.overlap})
+        self.config = config
+        return heads
+
+    def _open_outputs(self, source: Source, recipe: Recipe | None) -> None:
+        """Open the outputs, and decide what is done to each head and where patches lie."""
+        config, net = self.config, self.net
+        frame = frame_of_outputs(config, self.input, self.way)
+        self.written = frame.domain
+        self.outputs = open_outputs(
+            config, frame, self.selected, net.model.in_channels, self.head_facts
+        )
+        carrier = str(net.carrier).removeprefix("torch.")
+        self.heads = plan_heads(
+            config, self.head_facts, self.sinks, carrier=carrier, scalings=len(self.values.each),
+            corner=source.domain.start[2:], resampled=self.back is not None,
+        )  # fmt: skip
+        self.sliding = sliding_of(config, recipe, self.heads)
 
     @property
     def reduces_later(self) -> bool:
@@ -264,8 +286,8 @@ class Job:
         }
 
 
-def _seam_trial(job: Job, source: Source, later: Reduction | None) -> SeamTrial:
-    """What measures the difference at seams. ``later`` reduces blocks that are whole."""
+def _seam_trial(job: Job, source: Source) -> SeamTrial:
+    """What measures the difference at seams."""
     return SeamTrial(
         job.net,
         job.values,
@@ -273,16 +295,14 @@ def _seam_trial(job: Job, source: Source, later: Reduction | None) -> SeamTrial:
         job.volumes[0],
         job.devices[0],
         labels=job.head_facts[0].kind == "labels",
-        later=later,
+        later=job.head_facts[0].reduction,
         sliding=job.sliding if job.heads[0].blended else None,
         floor=job.config.min_blend_weight,
         tf32=job.config.tf32,
     )
 
 
-def _gather_facts(
-    job: Job, source: Source, shape: PatchShape, judging_bytes: int, notes: Iterable[str]
-) -> Facts:
+def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
     """The facts that a plan needs, from the opened job and from the machine. The base leaves out
     ``judging_bytes``, which the test of the heads left in the heap: forwards use them again, and
     are counted themselves."""
@@ -309,7 +329,12 @@ def _gather_facts(
         batch=net.batch,
         in_channels=net.model.in_channels,
         **sizes_of_heads(
-            job.outputs, heads, source.domain[2:], job.written[2:], shape, job.sample is not None
+            job.outputs,
+            heads,
+            source.domain[2:],
+            job.written[2:],
+            net.shape,
+            job.sample is not None,
         ),
         write_grids=tuple(output.write_grid for output in job.outputs),
         anchor=job.outputs[0].anchor,
@@ -335,7 +360,7 @@ def _gather_facts(
         arithmetic=identity.arithmetic_of(
             identity.maker([job.input, *job.sinks], devices, job.config.threads)
         ),
-        notes=(*notes, *_notes(job, source)),
+        notes=(*job.notes, *_notes(job, source)),
         level_bytes=_level_bytes(job),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
