@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +41,6 @@ from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
 from ..run_folder.reader import as_begun
-from ..tiling.geometry import block_halo
 from . import identity
 from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
 from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
@@ -246,44 +244,8 @@ class Job:
         return identity.maker((self.input, *self.sinks), self.devices, self.config.threads)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The facts that must be equal in two runs for them to write the same voxels into the same
-        blocks."""
-        config, geometry, model = self.config, self.geometry, self.net.model
-        return {
-            "input": identity.of_input(self.input, resumes=config.resumes),
-            "domain": [self.written.start, self.written.stop],
-            "voxels": self.way and [*self.source.domain.shape[2:], repr(self.way)],
-            "outputs": [sink.fingerprint for sink in self.sinks],
-            "places": [[output.channels, output.places] for output in self.outputs],
-            "factors": [[*map(str, output.grid.factors)] for output in self.outputs],
-            "dtypes": [self.input.dtype.name, *[sink.dtype.name for sink in self.sinks]],
-            "model": [Path(model.name).name, model.code, model.in_channels],
-            "sources": identity.sources(model.reference, model.module),
-            "weights": identity.weights(model.module),
-            "attributes": self.attributes,
-            "volumes": [[v.t, list(v.channels)] for v in self.volumes],
-            "sample": self.sample and self.sample.facts,
-            "patch": geometry.patch,
-            "overlap": geometry.overlap,
-            "block": geometry.block,
-            "seam": [geometry.seam, config.min_blend_weight, repr((self.sliding, geometry.inner))],
-            "normalize": [
-                config.normalize,
-                config.norm_lower,
-                config.norm_upper,
-                config.norm_level,
-                repr(self.values.each),
-            ],
-            "eps": config.eps,
-            "clip": self.net.clip,
-            "denormalize": config.denormalize,
-            "heads": [[head.name, head.kind, head.work.name, head.gain] for head in self.heads],
-            "halo": block_halo(config, geometry),
-            "outputs_of": [config.tta, config.reduce],
-            "arithmetic": [str(self.net.amp), config.tf32, config.compile],
-            "compile_dynamic": config.compile and config.compile_dynamic,
-            "devices": sorted({device.type for device in self.devices}),
-        }
+        """The facts that must be equal in two runs for them to write the same blocks."""
+        return identity.of_job(self)
 
 
 def _seam_trial(job: Job, source: Source) -> SeamTrial:
@@ -329,12 +291,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         batch=net.batch,
         in_channels=net.model.in_channels,
         **sizes_of_heads(
-            job.outputs,
-            heads,
-            source.domain[2:],
-            job.written[2:],
-            net.shape,
-            job.sample is not None,
+            job.outputs, heads, source.domain[2:], job.written[2:], net.shape, bool(job.sample)
         ),
         write_grids=tuple(output.write_grid for output in job.outputs),
         anchor=job.outputs[0].anchor,
@@ -357,9 +314,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         ),
         sample_bytes=_sample_bytes(job),
         seams=job.tiled.line,
-        arithmetic=identity.arithmetic_of(
-            identity.maker([job.input, *job.sinks], devices, job.config.threads)
-        ),
+        arithmetic=identity.arithmetic_of(job.maker()),
         notes=(*job.notes, *_notes(job, source)),
         level_bytes=_level_bytes(job),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
