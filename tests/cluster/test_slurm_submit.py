@@ -411,6 +411,8 @@ def test_an_array_is_a_table_of_what_is_alike(
                      waits_for="afterany:5")  # fmt: skip
     other = submitted(id="7", name="mine", array="1-2", kind="program", command=["true"])
     listed = [each.model_dump() for each in (first, submitted(), last, other)]
+    (tmp_path / "study.json").write_text("[]")
+    assert job_statuses([str(tmp_path)]) == []  # SLURM is not asked
     (tmp_path / "study.json").write_text(json.dumps(listed))
     shown = told("5_4", "PENDING", "JobArrayTaskLimit") + told("6", "PENDING", "Dependency")
     shown += told("5_5", "PENDING", "JobArrayTaskLimit")

@@ -65,7 +65,7 @@ def test_limits_are_the_ends_of_what_counts_and_zero_where_some_does_not(
         for c in range(2)
     )
     assert all(alike)
-    whole.advance(())
+    whole.advance()
     assert whole.done
 
 

@@ -63,8 +63,8 @@ class ValueLimits:
         self._ends = np.stack([np.fmin(self._ends[0], least), np.fmax(self._ends[1], most)])
         self._bare |= counts["bare"]
 
-    def advance(self, percentiles: Sequence[float]) -> None:
-        """End the only pass; percentiles do not matter."""
+    def advance(self) -> None:
+        """End the only pass."""
         self.done = True
 
     def normalised(

@@ -351,12 +351,12 @@ def _window(level: TensorStoreSource, channel: int, most: int) -> dict[str, floa
     cells = Grid(Box(tuple(start), tuple(stop)), _COUNTED, tuple(start))
     number = min(len(cells), most)
     places = [(2 * place + 1) * len(cells) // (2 * number) for place in range(number)]
-    histogram = Histogram(level.dtype)
+    histogram = Histogram(level.dtype, _PERCENTILES)
     while not histogram.done:
         for place in places:
             with plainly():
                 histogram.add(level.read(cells[place]))
-        histogram.advance(_PERCENTILES)
+        histogram.advance()
     if not histogram.count:  # nothing is finite
         return {"start": 0, "end": 1}
     least, low, high, greatest = map(histogram.percentile, (0, *_PERCENTILES, 100))

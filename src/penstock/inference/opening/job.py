@@ -353,7 +353,7 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
     config, net = job.config, job.net
     yield from filter(None, map(why_no_lock, job.sinks))
     yield from getattr(job.input, "notes", ())  # stores of others need not have any
-    yield from file_notes(source, job.sinks)
+    yield from file_notes(source, job.sinks, look=not (job.trial or config.joins))
     yield from filter(None, map(rounded, job.head_facts, job.sinks))
     dtype = str(net.model.dtype).removeprefix("torch.")
     lossless = dtype == source.dtype or (dtype == "float64" and not is_long(source.dtype))
