@@ -9,8 +9,8 @@ from penstock.data.box import Box
 from penstock.data.filled_mask import FilledMask
 from penstock.data.grid import Grid
 from penstock.data.normalize import Scaling
-from penstock.data.stores.normalised import ChannelValues, NormalisedSource
 from penstock.data.stores.open import open_source
+from penstock.data.stores.resampled import ChannelValues, NormalisedSource
 from penstock.data.value_limits import ValueLimits
 
 SHAPE = (6, 9, 8)

@@ -15,7 +15,7 @@ import penstock
 from penstock.base import UsageError
 from penstock.cli import main
 from penstock.data.box import Box
-from penstock.data.scaled_grid import ScaledGrid
+from penstock.data.grid import ScaledGrid
 from penstock.data.stores.open import open_source
 
 from ..parameters import mainly

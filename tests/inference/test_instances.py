@@ -17,7 +17,7 @@ from penstock.cli import main
 from penstock.data import Box, Grid, open_source
 from penstock.inference import Labelling, LabelSummary
 from penstock.inference.objects.object_table import ends_at_planes
-from penstock.reports.infer.label_report import report_of_labels
+from penstock.reports.infer.report import report_of_labels
 
 DECODER = """
 import cc3d

@@ -1,3 +1,5 @@
+from .boundary import budget_note as budget_note
+from .boundary import model_limits as model_limits
 from .boundary import pixels_of as pixels_of
 from .cases.infer_cases import infer_case as infer_case
 from .cases.infer_cases import infer_case_name as infer_case_name
@@ -16,7 +18,6 @@ from .cases.model import model_cases as model_cases
 from .cases.queue import lacks_package as lacks_package
 from .cases.queue import queue_cases as queue_cases
 from .cases.queue import reading_alone as reading_alone
-from .launch.halving import halved as halved
 from .launch.launcher import Launcher as Launcher
 from .launch.launcher import ask_worker as ask_worker
 from .launch.launcher import in_turn as in_turn
@@ -27,9 +28,8 @@ from .launch.request import series_rules as series_rules
 from .launch.supervisor import run_launch as run_launch
 from .launch.sweep import LAUNCHES as LAUNCHES
 from .launch.sweep import SweepStep as SweepStep
+from .launch.sweep import halved as halved
 from .launch.sweep import run_sweep as run_sweep
-from .limits import budget_note as budget_note
-from .limits import model_limits as model_limits
 from .measure import Rules as Rules
 from .measure import measure_scenario as measure_scenario
 from .suite.execute import DATA_KNOBS as DATA_KNOBS

@@ -1,6 +1,8 @@
 from .box import Box as Box
 from .filled_mask import FilledMask as FilledMask
+from .grid import SAME as SAME
 from .grid import Grid as Grid
+from .grid import ScaledGrid as ScaledGrid
 from .grid import flatten as flatten
 from .grid import indices as indices
 from .grid import reflect as reflect
@@ -31,16 +33,14 @@ from .packed.format import read_document as read_document
 from .packed.format import stored_bytes as stored_bytes
 from .packed.write import write_dataset as write_dataset
 from .resampling import Resampling as Resampling
-from .scaled_grid import SAME as SAME
-from .scaled_grid import ScaledGrid as ScaledGrid
-from .scenes.average_precision import ImageResult as ImageResult
-from .scenes.average_precision import coco_ap as coco_ap
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
 from .scenes.labels import read_labels as read_labels
 from .scenes.labels import read_predictions as read_predictions
 from .scenes.labels import write_predictions as write_predictions
+from .scenes.matching import ImageResult as ImageResult
+from .scenes.matching import coco_ap as coco_ap
 from .scenes.matching import keep_strongest as keep_strongest
 from .scenes.objects import Objects as Objects
 from .scenes.preprocess import CHIP_LIBRARIES as CHIP_LIBRARIES
@@ -83,8 +83,6 @@ from .stores.lock_place import why_no_lock as why_no_lock
 from .stores.missing import ChunkCount as ChunkCount
 from .stores.missing import ChunkCounter as ChunkCounter
 from .stores.missing import check_knows_chunks as check_knows_chunks
-from .stores.normalised import ChannelValues as ChannelValues
-from .stores.normalised import NormalisedSource as NormalisedSource
 from .stores.open import open_sink as open_sink
 from .stores.open import open_source as open_source
 from .stores.protocols import AXES as AXES
@@ -102,6 +100,8 @@ from .stores.pyramid import begin_first_level as begin_first_level
 from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import levels_to_add as levels_to_add
 from .stores.pyramid import remove_levels as remove_levels
+from .stores.resampled import ChannelValues as ChannelValues
+from .stores.resampled import NormalisedSource as NormalisedSource
 from .stores.resampled import ResampledSource as ResampledSource
 from .stores.resampled import on_grid as on_grid
 from .stores.tensorstore import plainly as plainly

@@ -26,12 +26,12 @@ from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
 from .probes import find_reach as find_reach
-from .reach import Reach as Reach
 from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
 from .recipe import Sliding as Sliding
 from .recipe import Steps as Steps
 from .registry import REGISTRY as REGISTRY
+from .registry import Reach as Reach
 from .registry import check_model_name as check_model_name
 from .registry import model_files as model_files
 from .registry import package_kind as package_kind

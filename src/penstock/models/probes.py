@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..base import UsageError, format_count
 from .load import Model
 from .operations import Operations
-from .reach import Reach
+from .registry import Reach
 
 MOST_PERIOD = 64
 """The largest period that is looked for. A larger grid is no use for patches."""

@@ -38,7 +38,6 @@ VOXEL_CODE = (
     "data/levels.py",
     "data/normalize.py",
     "data/resampling.py",
-    "data/scaled_grid.py",
     "data/stores",
     "data/value_limits.py",
     "models",
