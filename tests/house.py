@@ -50,7 +50,6 @@ HEAVY_ROOMS = frozenset(
     training/step.py
     training/workloads/detector_workload.py training/workloads/emulator_workload.py
     training/workloads/objectives.py training/workloads/pairs.py training/workloads/spiral.py
-    training/workloads/tiles.py
     bench/scenarios/infer_scenario.py bench/scenarios/model.py
     """.split()
 )
