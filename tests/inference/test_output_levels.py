@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,11 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
         assert main(["repair", "a.zarr", "--take-over"]) == 2
     assert "is writing it for run another" in capsys.readouterr().err
     assert main(["repair", "a.zarr"]) == 0 and main(["verify", "a.zarr"]) == 0
+    check("a.zarr", 3)
+    shutil.rmtree("a.zarr/1")
+    assert main(["verify", "a.zarr"]) == 1
+    assert "Level 1 of a.zarr is gone" in capsys.readouterr().out
+    assert main(["repair", "a.zarr"]) == 0
     check("a.zarr", 3)
     assert main(["repair", "a.zarr"]) == 0
     assert "Nothing is to be repaired" in capsys.readouterr().out

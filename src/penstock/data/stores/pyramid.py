@@ -18,7 +18,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
@@ -168,8 +167,9 @@ def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
         threads: Chunks that are compared at a time.
 
     Returns:
-        For each level below the first the number of chunks, and of those that differ. Empty where
-        the metadata does not say how levels were made.
+        For each level below the first the number of chunks, and of those that differ; one of none
+        where its array is gone, or one above. Empty where the metadata does not say how levels were
+        made.
     """
     if not isinstance(path := parse_spec(spec), str):
         return {}
@@ -177,12 +177,17 @@ def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
     image = group.image() if "multiscales" in group.ome else {}
     if image.get("type") not in get_args(Rule):
         return {}
-    levels = (level_of(path, number, "") for number in range(len(image["datasets"])))
-    counts = {}
-    for number, (above, made) in enumerate(pairwise(levels), 1):
+    numbers = range(1, len(image["datasets"]))
+    counts, above = dict[int, tuple[int, int]](), level_of(path, 0, "")
+    for number in numbers:
+        try:
+            made = level_of(path, number, "")
+        except UsageError:
+            return dict.fromkeys(numbers, (0, 1)) | counts
         cells = Grid(made.domain, made.chunks, (0,) * 5)
         same = in_order(partial(_is_of, above, made, image["type"]), cells, threads, ahead=1)
         counts[number] = len(cells), sum(not each for each in same)
+        above = made
     return counts
 
 

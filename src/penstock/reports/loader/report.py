@@ -65,7 +65,18 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
         shares = "p50", "p95", "p99", "max", "batches"
         waits = [
             ("batch", "threads", "loader", "first batch", *shares, *COUNTS),
-            *map(_waits_line, group),
+            *(
+                (
+                    str(cell.batch),
+                    str(cell.threads),
+                    cell.loader,
+                    or_dash(cell.first_s, format_seconds),
+                    *(or_dash(cell.wait(q), format_seconds) for q in (0.5, 0.95, 0.99, 1.0)),
+                    str(len(cell.waits)),
+                    *(or_dash(cell.most(name), str) for name in COUNTS),
+                )
+                for cell in group
+            ),
         ]
         sections += [
             Section(where),
@@ -167,18 +178,6 @@ def _speed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
         for cell in group
     ]
     return lines
-
-
-def _waits_line(cell: LoaderCell) -> tuple[str, ...]:
-    return (
-        str(cell.batch),
-        str(cell.threads),
-        cell.loader,
-        or_dash(cell.first_s, format_seconds),
-        *(or_dash(cell.wait(q), format_seconds) for q in (0.5, 0.95, 0.99, 1.0)),
-        str(len(cell.waits)),
-        *(or_dash(cell.most(name), str) for name in COUNTS),
-    )
 
 
 def troubles(group: Sequence[LoaderCell]) -> list[str]:
