@@ -134,8 +134,8 @@ class Journal:
         folder.check()
         if not resume or not (before := read_run(folder)):
             return journal
-        _check_same(folder, before.get("fingerprint", {}), journal.fingerprint)
-        _check_same(folder, before.get("maker", {}), journal.maker)
+        check_same(folder, before.get("fingerprint", {}), journal.fingerprint)
+        check_same(folder, before.get("maker", {}), journal.maker)
         journal.before = before
         journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
@@ -256,7 +256,8 @@ class Journal:
             self.folder.close()
 
 
-def _check_same(folder: Folder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(folder: Folder | Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if a run was begun with other facts than those of ``now``."""
     if (name := differing(before, now)) is not None:
         raise UsageError(
             f"the run in {folder} had {name} {before.get(name)!r}, and here it is {now[name]!r}; "
