@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, in_order
-from ..box import Box
-from ..grid import Grid
+from ..box import Box, Grid
 from ..levels import SPACE, LevelBelow, Rule, box_above, levels_below, reduced
 from ..normalize import Histogram
 from .frames import shown_channels

@@ -34,7 +34,6 @@ CONTENT_BYTES = 256 * 2**20
 VOXEL_CODE = (
     "data/box.py",
     "data/filled_mask.py",
-    "data/grid.py",
     "data/levels.py",
     "data/normalize.py",
     "data/resampling.py",

@@ -24,8 +24,7 @@ from ...data import ChunkCount
 from ...inference import AMBIGUOUS_FILE, Clipped, PlaneEnds, RunLook, is_label_run
 from ...instruments import bottleneck, median_interval
 from ..content import Chapter, Report
-from ..table import Section, settings_table
-from ..words import labels_line, listed
+from ..table import Section, labels_line, listed, settings_table
 from .job_files import InferenceRun, Telemetry
 from .pictures import output_pictures, seam_pictures, stage_pictures, telemetry_pictures
 

@@ -38,8 +38,7 @@ from ...base import format_bytes, format_seconds, group_by, plural, significant
 from ...instruments import FAILED, Record
 from ..cell import cell_ratio, column_of, inverse, machine_namer, speed_up
 from ..charts.chart import Axis, Figure, Panel, Series
-from ..table import Section, scaled
-from ..words import bracket, or_dash, spread, times_bracket
+from ..table import Section, bracket, or_dash, scaled, spread, times_bracket
 from .cell import (
     COLD_MOST,
     COUNTS,
