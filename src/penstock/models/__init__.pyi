@@ -30,6 +30,9 @@ from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
 from .recipe import Sliding as Sliding
 from .recipe import Steps as Steps
+from .recipe import TrainingRecord as TrainingRecord
+from .recipe import are_exclusive as are_exclusive
+from .recipe import read_training_record as read_training_record
 from .registry import REGISTRY as REGISTRY
 from .registry import Reach as Reach
 from .registry import check_model_name as check_model_name
@@ -37,9 +40,6 @@ from .registry import model_files as model_files
 from .registry import package_kind as package_kind
 from .torchvision_ops import compiled_operators as compiled_operators
 from .torchvision_ops import import_torchvision as import_torchvision
-from .training_record import TrainingRecord as TrainingRecord
-from .training_record import are_exclusive as are_exclusive
-from .training_record import read_training_record as read_training_record
 from .user_code import error_in_user_code as error_in_user_code
 from .user_code import find_reference as find_reference
 from .weights import load_weights as load_weights

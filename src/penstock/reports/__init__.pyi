@@ -50,7 +50,7 @@ from .run_settings import cases_of_sides as cases_of_sides
 from .runs.catalogue import Catalogue as Catalogue
 from .runs.page_data import page_data as page_data
 from .runs.page_data import page_of_sides as page_of_sides
-from .runs.server import serve_runs as serve_runs
+from .runs.page_data import serve_runs as serve_runs
 from .runs.shown_run import RunCurve as RunCurve
 from .runs.shown_run import RunDetails as RunDetails
 from .runs.shown_run import ShownRun as ShownRun

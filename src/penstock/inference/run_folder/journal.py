@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE, UsageError, scrubbed
-from .block_log import CHECKSUM, Key, line_of
-from .block_set import BlockSet
+from .block_log import CHECKSUM, BlockSet, Key, line_of
 from .folder import Folder, Log, Notes, folder_at, lost_lines, read_document, read_run
 from .names import (
     ENDING_FILE,

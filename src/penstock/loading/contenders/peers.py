@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import StageError, UsageError, describe, require
-from ..engines.chunk_selection import locate
+from ..engines.engine import locate
 from ..order import Order
 from ..permutation import Items
 
