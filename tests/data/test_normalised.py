@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.data.box import Box, Grid
-from penstock.data.filled_mask import FilledMask
+from penstock.data.filled_mask import FilledMask, ValueLimits
 from penstock.data.normalize import Scaling
 from penstock.data.stores.open import open_source
 from penstock.data.stores.resampled import ChannelValues, NormalisedSource
-from penstock.data.value_limits import ValueLimits
 
 SHAPE = (6, 9, 8)
 RNG = np.random.default_rng(2)

@@ -7,6 +7,7 @@ from .box import indices as indices
 from .box import reflect as reflect
 from .box import unflatten as unflatten
 from .filled_mask import FilledMask as FilledMask
+from .filled_mask import ValueLimits as ValueLimits
 from .levels import LevelBelow as LevelBelow
 from .levels import Rule as Rule
 from .levels import levels_below as levels_below
@@ -121,7 +122,6 @@ from .tissue import coarse_view as coarse_view
 from .tissue import mask_sink as mask_sink
 from .tissue import sample_mask as sample_mask
 from .tissue import write_mask as write_mask
-from .value_limits import ValueLimits as ValueLimits
 from .volumes import Specimen as Specimen
 from .volumes import write_volume as write_volume
 from .weather import PRESETS as PRESETS

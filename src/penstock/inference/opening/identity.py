@@ -38,7 +38,6 @@ VOXEL_CODE = (
     "data/normalize.py",
     "data/resampling.py",
     "data/stores",
-    "data/value_limits.py",
     "models",
     "inference",
 )
