@@ -19,7 +19,7 @@ from penstock.cli import main
 from penstock.data import OutputLock, add_levels, open_source, open_written
 from penstock.data.levels import reduced
 from penstock.data.stores import pyramid
-from penstock.inference.opening import job
+from penstock.inference.opening import outputs
 from penstock.inference.stages import output_levels
 
 from ..parameters import mainly
@@ -100,7 +100,7 @@ def test_the_first_level_is_made_of_blocks_as_they_come(
         return make(above, halved, sink, rule, cell)
 
     monkeypatch.setattr(pyramid, "_make", noted)
-    monkeypatch.setattr(job, "_MOST_LEVEL_BYTES", room)
+    monkeypatch.setattr(outputs, "_MOST_LEVEL_BYTES", room)
     assert infer("a.zarr", *blocks, "--patch", "3", "45", "20") == 0
     check("a.zarr", 2)
     assert bool(made) == later

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from ...base import UsageError, format_bytes, installed_version, plural
 from ...data import Sink, Source
-from ..tiling.geometry import block_halo
 
 CONTENT_BYTES = 256 * 2**20
 """Size of the largest array in memory that is hashed. A larger one takes too long at each start."""
@@ -46,47 +45,6 @@ _PACKAGE = Path(__file__).parents[2]
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, np.dtype,
           np.generic, range, slice, Path)  # fmt: skip
 _OF_TORCH = vars(nn.Module()).keys()
-
-
-def of_job(job: Any) -> dict[str, Any]:
-    """The facts of a job that must be equal in two runs for them to write the same voxels into the
-    same blocks."""
-    config, geometry, model = job.config, job.geometry, job.net.model
-    return {
-        "input": of_input(job.input, resumes=config.resumes),
-        "domain": [job.written.start, job.written.stop],
-        "voxels": job.way and [*job.source.domain.shape[2:], repr(job.way)],
-        "outputs": [sink.fingerprint for sink in job.sinks],
-        "places": [[output.channels, output.places] for output in job.outputs],
-        "factors": [[*map(str, output.grid.factors)] for output in job.outputs],
-        "dtypes": [job.input.dtype.name, *[sink.dtype.name for sink in job.sinks]],
-        "model": [Path(model.name).name, model.code, model.in_channels],
-        "sources": sources(model.reference, model.module),
-        "weights": weights(model.module),
-        "attributes": job.attributes,
-        "volumes": [[v.t, list(v.channels)] for v in job.volumes],
-        "sample": job.sample and job.sample.facts,
-        "patch": geometry.patch,
-        "overlap": geometry.overlap,
-        "block": geometry.block,
-        "seam": [geometry.seam, config.min_blend_weight, repr((job.sliding, geometry.inner))],
-        "normalize": [
-            config.normalize,
-            config.norm_lower,
-            config.norm_upper,
-            config.norm_level,
-            repr(job.values.each),
-        ],
-        "eps": config.eps,
-        "clip": job.net.clip,
-        "denormalize": config.denormalize,
-        "heads": [[head.name, head.kind, head.work.name, head.gain] for head in job.heads],
-        "halo": block_halo(config, geometry),
-        "outputs_of": [config.tta, config.reduce],
-        "arithmetic": [str(job.net.amp), config.tf32, config.compile],
-        "compile_dynamic": config.compile and config.compile_dynamic,
-        "devices": sorted({device.type for device in job.devices}),
-    }
 
 
 def maker(

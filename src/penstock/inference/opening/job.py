@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from ...data import (
     Source,
     check_knows_chunks,
     file_notes,
-    levels_below,
     why_no_lock,
 )
 from ...instruments import available_memory
@@ -41,11 +41,12 @@ from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
 from ..run_folder.reader import as_begun
+from ..tiling.geometry import block_halo
 from . import identity
 from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
 from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
 from .net import fit_net, with_kinds
-from .outputs import check_own_files, open_outputs, sizes_of_heads
+from .outputs import check_own_files, level_bytes, open_outputs, sizes_of_heads
 from .sample import box_of, cropped, open_sample
 from .seam_error import SeamTrial
 from .seams import aligned, fitted, patch_shape, tiled
@@ -59,10 +60,6 @@ from .selection import (
     volumes_of,
     with_bands,
 )
-
-_MOST_LEVEL_BYTES = 2**27
-"""Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this
-much in a volume of 1500 voxels along y and x."""
 
 
 class Job:
@@ -186,6 +183,22 @@ class Job:
             check_knows_chunks(source)
         return source
 
+    @property
+    def reduces_later(self) -> bool:
+        """Whether scores are reduced once blocks are whole. A voxel that is trimmed, on the grid of
+        the outputs, comes from one patch: it needs no other."""
+        return self.config.seam_mode == "blend" or self.back is not None
+
+    def _with_outputs(self, model: Model) -> Model:
+        """The model with the heads that its outputs take."""
+        if self.config.tta is not None:
+            model = of_views(model, self.config.tta)
+        if self.reduction is not None:
+            model = reduced(model, self.reduction, later=self.reduces_later)
+        # Before the first forward, as what the net caches in it does not count.
+        self.attributes = identity.attributes(model.module)
+        return model
+
     def _cut(self, source: Source, model: Model, overlap_is_open: bool) -> list[HeadFacts]:
         """Decide patch and overlap, fit the net to them, and return its heads. Their grids may
         change an overlap that is open."""
@@ -223,29 +236,53 @@ class Job:
         )  # fmt: skip
         self.sliding = sliding_of(config, recipe, self.heads)
 
-    @property
-    def reduces_later(self) -> bool:
-        """Whether scores are reduced once blocks are whole. A voxel that is trimmed, on the grid of
-        the outputs, comes from one patch: it needs no other."""
-        return self.config.seam_mode == "blend" or self.back is not None
-
-    def _with_outputs(self, model: Model) -> Model:
-        """The model with the heads that its outputs take."""
-        if self.config.tta is not None:
-            model = of_views(model, self.config.tta)
-        if self.reduction is not None:
-            model = reduced(model, self.reduction, later=self.reduces_later)
-        # Before the first forward, as what the net caches in it does not count.
-        self.attributes = identity.attributes(model.module)
-        return model
-
     def maker(self) -> dict[str, Any]:
         """The code, versions and machine, which may change the last bits of voxels."""
         return identity.maker((self.input, *self.sinks), self.devices, self.config.threads)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The facts that must be equal in two runs for them to write the same blocks."""
-        return identity.of_job(self)
+        """The facts that must be equal in two runs for them to write the same voxels into the same
+        blocks."""
+        return _fingerprint_of(self)
+
+
+def _fingerprint_of(job: Job) -> dict[str, Any]:
+    config, geometry, model = job.config, job.geometry, job.net.model
+    return {
+        "input": identity.of_input(job.input, resumes=config.resumes),
+        "domain": [job.written.start, job.written.stop],
+        "voxels": job.way and [*job.source.domain.shape[2:], repr(job.way)],
+        "outputs": [sink.fingerprint for sink in job.sinks],
+        "places": [[output.channels, output.places] for output in job.outputs],
+        "factors": [[*map(str, output.grid.factors)] for output in job.outputs],
+        "dtypes": [job.input.dtype.name, *[sink.dtype.name for sink in job.sinks]],
+        "model": [Path(model.name).name, model.code, model.in_channels],
+        "sources": identity.sources(model.reference, model.module),
+        "weights": identity.weights(model.module),
+        "attributes": job.attributes,
+        "volumes": [[v.t, list(v.channels)] for v in job.volumes],
+        "sample": job.sample and job.sample.facts,
+        "patch": geometry.patch,
+        "overlap": geometry.overlap,
+        "block": geometry.block,
+        "seam": [geometry.seam, config.min_blend_weight, repr((job.sliding, geometry.inner))],
+        "normalize": [
+            config.normalize,
+            config.norm_lower,
+            config.norm_upper,
+            config.norm_level,
+            repr(job.values.each),
+        ],
+        "eps": config.eps,
+        "clip": job.net.clip,
+        "denormalize": config.denormalize,
+        "heads": [[head.name, head.kind, head.work.name, head.gain] for head in job.heads],
+        "halo": block_halo(config, geometry),
+        "outputs_of": [config.tta, config.reduce],
+        "arithmetic": [str(job.net.amp), config.tf32, config.compile],
+        "compile_dynamic": config.compile and config.compile_dynamic,
+        "devices": sorted({device.type for device in job.devices}),
+    }
 
 
 def _seam_trial(job: Job, source: Source) -> SeamTrial:
@@ -316,7 +353,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         seams=job.tiled.line,
         arithmetic=identity.arithmetic_of(job.maker()),
         notes=(*job.notes, *_notes(job, source)),
-        level_bytes=_level_bytes(job),
+        level_bytes=level_bytes(job.config, job.sinks),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
 
@@ -327,20 +364,6 @@ def _sample_bytes(job: Job) -> int:
     if job.values.masked:
         flags += len(job.volumes) * FilledMask.bytes_for(job.masked_box)
     return flags
-
-
-def _level_bytes(job: Job) -> int:
-    """Bytes for the first level below outputs, of whose blocks some are in flight."""
-    config = job.config
-    if config.levels == "none":
-        return 0
-    images = [sink for sink in job.sinks if getattr(sink, "documents", None)]
-    below = [levels_below(sink.domain.shape, count=config.levels) for sink in images]
-    return sum(
-        min(_MOST_LEVEL_BYTES, math.prod(levels[0].shape) * sink.dtype.itemsize)
-        for sink, levels in zip(images, below, strict=True)
-        if levels
-    )
 
 
 def _free_device_memory(devices: Sequence[torch.device]) -> int | None:
