@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from penstock.loading.contenders import by_name
-from penstock.loading.contenders.stacked import BatchSamples
+from penstock.loading.contenders.peers import BatchSamples
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order
 

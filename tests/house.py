@@ -35,7 +35,7 @@ HEAVY_ROOMS = frozenset(
     inference/opening/as_its_makers.py
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
     inference/opening/seam_error.py inference/opening/seams.py
-    models/operations.py models/probes.py
+    models/probes.py
     inference/lanes/bricks.py inference/lanes/equipment.py
     inference/lanes/lane.py inference/lanes/scatter.py
     inference/lanes/transfers.py inference/lanes/values.py
@@ -50,7 +50,6 @@ HEAVY_ROOMS = frozenset(
     training/step.py
     training/workloads/detector_workload.py training/workloads/emulator_workload.py
     training/workloads/objectives.py training/workloads/pairs.py training/workloads/spiral.py
-    training/workloads/tiles.py
     bench/scenarios/infer_scenario.py bench/scenarios/model.py
     """.split()
 )

@@ -246,7 +246,7 @@ def test_one_default_per_knob() -> None:
 
     knobs = set(InferConfig.model_fields)
     below = (
-        "base/threads data/grid data/normalize inference/tiling/geometry inference/tiling/stitch "
+        "base/threads data/box data/normalize inference/tiling/geometry inference/tiling/stitch "
         "inference/planning/plan inference/planning/memory inference/lanes/lane"
     )
     for file in (f"{room}.py" for room in below.split()):

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from penstock.base.safe_text import SafeStream
-from penstock.base.secrets import redact, redacted, scrubbed
+from penstock.base.safe_text import SafeStream, redact, redacted, scrubbed
 from penstock.cli import VERBS, main
 from penstock.instruments.ledger import Ledger, ledger_to_csv
 from penstock.instruments.record import Record, case_key

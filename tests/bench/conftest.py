@@ -15,8 +15,7 @@ import pytest
 
 import penstock.bench
 from penstock.bench.launch import supervisor, worker
-from penstock.bench.launch.outcome import Ending
-from penstock.bench.launch.supervisor import Launch, LaunchPlace
+from penstock.bench.launch.supervisor import Ending, Launch, LaunchPlace
 
 from . import zoo
 from .kit_loader import weather

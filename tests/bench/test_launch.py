@@ -17,8 +17,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.bench.launch import supervisor
-from penstock.bench.launch.outcome import Ending
-from penstock.bench.launch.supervisor import Launch, run_launch
+from penstock.bench.launch.supervisor import Ending, Launch, run_launch
 from penstock.bench.launch.worker import status_of
 from penstock.bench.scenarios import WrongResult, find
 from penstock.instruments.record import Record, case_key, parse_record

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import limits
+from penstock.bench import boundary
 from penstock.bench.launch.request import Launch
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Memory, Record
@@ -41,13 +41,13 @@ class Machine:
 def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path: Path) -> None:
     machine, ledger = Machine(), Ledger(tmp_path)
     seen: list[Record] = []
-    both = limits.model_limits(
+    both = boundary.model_limits(
         CASE, ["8", "16"], 2, 512, 10_000, ledger, timeout_s=9, run=machine, report=seen.append
     )
     assert [(limit.batch, limit.failing_batch) for limit in both] == [(70, 71), (17, 18)]
     assert both[0].margin == pytest.approx(1 - 9960 / 10_000) and both[0].cliff
     assert {launch.memory_limit for launch in machine.launches} == {10_000}
-    assert "interpreter" in limits.budget_note("cpu")
+    assert "interpreter" in boundary.budget_note("cpu")
     assert ledger.records() == seen and len(seen) == 6
     assert len({record.key for record in seen}) == 6
 
@@ -59,21 +59,21 @@ def test_limits_on_a_gpu_are_for_the_allocator(
     """Or what torch says the card has, whatever the driver shows: it may be a slice of one."""
     machine = Machine("oom_device")
     case = CASE | {"device": "cuda:0"}
-    (limit,) = limits.model_limits(
+    (limit,) = boundary.model_limits(
         case, ["8"], 2, 512, budget, Ledger(tmp_path), timeout_s=9, device_memory=total, run=machine
     )
     assert (limit.batch, limit.peak, limit.budget) == (70, 9960, budget or total)
     assert {launch.memory_limit for launch in machine.launches} == {None}
     assert {launch.case["budget"] for launch in machine.launches} == {budget}
-    assert "allocator" in limits.budget_note("cuda:0")
+    assert "allocator" in boundary.budget_note("cuda:0")
 
 
 def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "available_memory", lambda: 5000)
+    monkeypatch.setattr(boundary, "available_memory", lambda: 5000)
     machine = Machine()
-    (limit,) = limits.model_limits(
+    (limit,) = boundary.model_limits(
         CASE, ["8"], 2, 512, None, Ledger(tmp_path), timeout_s=9, run=machine
     )
     assert limit.budget == 5000 and limit.batch == 31
@@ -94,7 +94,7 @@ def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
     }  # fmt: skip
     budget = 700 * MIB
     ledger = Ledger(tmp_path / "ledger")
-    (limit,) = limits.model_limits(case, ["1024"], 2, 1024, budget, ledger, timeout_s=300)
+    (limit,) = boundary.model_limits(case, ["1024"], 2, 1024, budget, ledger, timeout_s=300)
     answers = {record.case["batch"]: record.status for record in ledger.records()}
     assert limit.batch is not None and limit.failing_batch == limit.batch + 1, limit.sentence
     assert (answers[limit.batch], answers[limit.failing_batch]) == ("ok", "oom_host")

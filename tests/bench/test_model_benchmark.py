@@ -14,8 +14,7 @@ from penstock.base.config.bench import BenchModelConfig
 from penstock.base.config.knobs import build
 from penstock.bench.cases.model import case_namer, model_cases
 from penstock.bench.launch import supervisor
-from penstock.bench.launch.outcome import Ending
-from penstock.bench.launch.supervisor import Launch
+from penstock.bench.launch.supervisor import Ending, Launch
 from penstock.cli import main
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from penstock.base.config.bench import BenchQueueConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
+from penstock.bench.cases.loader_cases import queue_cases
 from penstock.bench.cases.model import case_namer
-from penstock.bench.cases.queue import queue_cases
 from penstock.bench.launch.request import series_rules
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult

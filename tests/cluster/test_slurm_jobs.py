@@ -27,7 +27,7 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
 from penstock.cluster import batch_script, slurm_states
 from penstock.cluster import slurm_jobs as slurm
-from penstock.cluster.presets import slurm_preset
+from penstock.cluster.batch_script import slurm_preset
 from penstock.cluster.slurm_states import JobState
 from penstock.cluster.slurm_steps import Command
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from penstock.base.config.cluster import SlurmConfig
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.cluster import batch_script, presets
+from penstock.cluster import batch_script
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.slurm_states import UNKNOWN, job_states, job_statuses, table_of
 from penstock.cluster.slurm_steps import Command
@@ -148,7 +148,7 @@ def test_no_value_of_a_preset_becomes_a_line(
     value = value + more if isinstance(value, str) else value
     path.write_text(yaml.safe_dump({key: value}, allow_unicode=True))
     try:
-        config = config_of(dict(presets.slurm_preset(str(path))))
+        config = config_of(dict(batch_script.slurm_preset(str(path))))
     except UsageError as error:
         assert "\n" not in str(error)
         return
@@ -411,6 +411,8 @@ def test_an_array_is_a_table_of_what_is_alike(
                      waits_for="afterany:5")  # fmt: skip
     other = submitted(id="7", name="mine", array="1-2", kind="program", command=["true"])
     listed = [each.model_dump() for each in (first, submitted(), last, other)]
+    (tmp_path / "study.json").write_text("[]")
+    assert job_statuses([str(tmp_path)]) == []  # SLURM is not asked
     (tmp_path / "study.json").write_text(json.dumps(listed))
     shown = told("5_4", "PENDING", "JobArrayTaskLimit") + told("6", "PENDING", "Dependency")
     shown += told("5_5", "PENDING", "JobArrayTaskLimit")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.data.box import Box
+from penstock.data.box import Box, Grid
 from penstock.data.filled_mask import FilledMask
-from penstock.data.grid import Grid
 
 from ..later import imported_later
 

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.data.box import Box
-from penstock.data.stores import lock_holder as room
+from penstock.data.stores import lock_place as room
 from penstock.data.stores.lock import Lost, OutputLock, run_at
 from penstock.data.stores.open import open_sink, open_source
 from penstock.data.stores.protocols import Sink

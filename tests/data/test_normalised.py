@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.data.box import Box
-from penstock.data.filled_mask import FilledMask
-from penstock.data.grid import Grid
+from penstock.data.box import Box, Grid
+from penstock.data.filled_mask import FilledMask, ValueLimits
 from penstock.data.normalize import Scaling
-from penstock.data.stores.normalised import ChannelValues, NormalisedSource
 from penstock.data.stores.open import open_source
-from penstock.data.value_limits import ValueLimits
+from penstock.data.stores.resampled import ChannelValues, NormalisedSource
 
 SHAPE = (6, 9, 8)
 RNG = np.random.default_rng(2)
@@ -65,7 +63,7 @@ def test_limits_are_the_ends_of_what_counts_and_zero_where_some_does_not(
         for c in range(2)
     )
     assert all(alike)
-    whole.advance(())
+    whole.advance()
     assert whole.done
 
 

@@ -18,11 +18,11 @@ DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32
 
 
 def percentile(array: np.ndarray, q: float, pieces: int = 1) -> float:
-    histogram = Histogram(array.dtype)
+    histogram = Histogram(array.dtype, (q,))
     while not histogram.done:
         for piece in np.array_split(array, pieces):
             histogram.add(piece)
-        histogram.advance((q,))
+        histogram.advance()
     return histogram.percentile(q)
 
 

@@ -20,12 +20,17 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.cli import main
-from penstock.data.box import Box
-from penstock.data.grid import indices
+from penstock.data.box import Box, indices
 from penstock.data.normalize import Histogram
 from penstock.inference.planning.plan import make_plan, missing_parts, voxels_of
-from penstock.inference.run_folder.block_log import Key, digest_of, line_of, lost_line, read_lines
-from penstock.inference.run_folder.block_set import BlockSet
+from penstock.inference.run_folder.block_log import (
+    BlockSet,
+    Key,
+    digest_of,
+    line_of,
+    lost_line,
+    read_lines,
+)
 from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder

@@ -14,8 +14,7 @@ from torch.nn import functional
 import penstock
 from penstock.base import UsageError
 from penstock.cli import main
-from penstock.data.box import Box
-from penstock.data.scaled_grid import ScaledGrid
+from penstock.data.box import Box, ScaledGrid
 from penstock.data.stores.open import open_source
 
 from ..parameters import mainly

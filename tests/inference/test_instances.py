@@ -17,7 +17,7 @@ from penstock.cli import main
 from penstock.data import Box, Grid, open_source
 from penstock.inference import Labelling, LabelSummary
 from penstock.inference.objects.object_table import ends_at_planes
-from penstock.reports.infer.label_report import report_of_labels
+from penstock.reports.infer.report import report_of_labels
 
 DECODER = """
 import cc3d
@@ -245,7 +245,9 @@ def inferred(folder: Path, *words: str) -> int:
 
 
 @pytest.mark.slow
-def test_infer_writes_objects_and_a_table(tmp_path: Path) -> None:
+def test_infer_writes_objects_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = str(tmp_path / "cells.csv")
     words = ["--instances", "components", "--threshold", "0.6", "--table", table]
     assert inferred(tmp_path, *words) == 0
@@ -255,6 +257,13 @@ def test_infer_writes_objects_and_a_table(tmp_path: Path) -> None:
     assert len(Path(table).read_text().splitlines()) == count + 1
     assert not [*tmp_path.glob("*.scores.zarr*"), *tmp_path.glob("*.labels")]
     assert (tmp_path / "cells.zarr.penstock" / "summary.json").is_file()
+    capsys.readouterr()
+    assert inferred(tmp_path, *words, "--resume") == 0
+    assert capsys.readouterr().out == "Complete: all objects are written\n"
+    for other in (["--threshold", "0.7"], ["--min-size", "2"], ["--tta", "flips"]):
+        assert inferred(tmp_path, *words, "--resume", *other) == 2
+        assert "go on with the same, or --overwrite" in capsys.readouterr().err
+    assert not [*tmp_path.glob("*.scores.zarr*")]
 
 
 @pytest.mark.slow

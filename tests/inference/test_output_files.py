@@ -14,8 +14,7 @@ import pytest
 from penstock.base.errors import Incomplete
 from penstock.cli import main
 from penstock.data import make_file, open_sink, open_source
-from penstock.data.box import Box
-from penstock.data.grid import Grid
+from penstock.data.box import Box, Grid
 from penstock.data.levels import reduced
 from penstock.data.stores import file_making, ometiff
 from penstock.data.stores.raster import Georeference

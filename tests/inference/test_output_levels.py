@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.cli import main
 from penstock.data import OutputLock, add_levels, open_source, open_written
 from penstock.data.levels import reduced
 from penstock.data.stores import pyramid
-from penstock.inference.opening import job
+from penstock.inference.opening import outputs
 from penstock.inference.stages import output_levels
 
 from ..parameters import mainly
@@ -99,7 +100,7 @@ def test_the_first_level_is_made_of_blocks_as_they_come(
         return make(above, halved, sink, rule, cell)
 
     monkeypatch.setattr(pyramid, "_make", noted)
-    monkeypatch.setattr(job, "_MOST_LEVEL_BYTES", room)
+    monkeypatch.setattr(outputs, "_MOST_LEVEL_BYTES", room)
     assert infer("a.zarr", *blocks, "--patch", "3", "45", "20") == 0
     check("a.zarr", 2)
     assert bool(made) == later
@@ -149,6 +150,11 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
         assert main(["repair", "a.zarr", "--take-over"]) == 2
     assert "is writing it for run another" in capsys.readouterr().err
     assert main(["repair", "a.zarr"]) == 0 and main(["verify", "a.zarr"]) == 0
+    check("a.zarr", 3)
+    shutil.rmtree("a.zarr/1")
+    assert main(["verify", "a.zarr"]) == 1
+    assert "Level 1 of a.zarr is gone" in capsys.readouterr().out
+    assert main(["repair", "a.zarr"]) == 0
     check("a.zarr", 3)
     assert main(["repair", "a.zarr"]) == 0
     assert "Nothing is to be repaired" in capsys.readouterr().out

@@ -26,7 +26,7 @@ from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.data.stores import lock as output_lock
-from penstock.data.stores import lock_holder
+from penstock.data.stores import lock_place
 from penstock.data.stores.tensorstore import TensorStoreSink
 from penstock.inference import run as infer
 from penstock.inference.opening.job import Job
@@ -370,7 +370,7 @@ def test_on_s3_a_living_job_is_seen_by_any_endpoint_and_from_another_machine(
         for named, knobs in ((out, {"overwrite": True}), (spec, {})):
             with pytest.raises(UsageError, match=rf"process {os.getpid()} on .* is writing it for"):
                 write(named, run_dir=tmp_path / "second", **knobs)
-        monkeypatch.setattr(lock_holder, "_machine", lambda: "another")
+        monkeypatch.setattr(lock_place, "_machine", lambda: "another")
         said = r"holds it since 20.*cannot be seen from here whether that run has ended; if it has"
         with pytest.raises(UsageError, match=said):
             write(out, overwrite=True, run_dir=tmp_path / "second")

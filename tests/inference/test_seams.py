@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from penstock.data.grid import reflect
+from penstock.data.box import reflect
 from penstock.inference.opening import seam_error, seams
 from penstock.inference.opening.job import Job
 from penstock.inference.opening.seam_error import SeamTrial

@@ -25,7 +25,7 @@ from penstock.base.errors import PenstockError, StageError
 from penstock.cli import main
 from penstock.cluster import UnfitWorker, WorkerLeaves
 from penstock.data import OutputLock
-from penstock.data.grid import indices
+from penstock.data.box import indices
 from penstock.inference.opening import identity
 from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts

@@ -355,7 +355,7 @@ def test_z_scores_are_exact_and_merge_in_any_order() -> None:
         total = MeanAndDeviation()
         for counter in order:
             total.merge(counter.counts)
-        total.advance(())
+        total.advance()
         results.append((total.mean, total.deviation, total.count))
     assert results[0] == results[1]
     exact = values.astype("float64")

@@ -16,7 +16,7 @@ from ..scaling.kit import run
 SENTENCES = (
     "reports/infer/report.py reports/loader/report.py reports/loader/rungs.py "
     "reports/queue/report.py reports/training/report.py "
-    "reports/tune/loader_advice.py reports/suite/report.py reports/model/report.py "
+    "reports/tune/settings_advice.py reports/suite/report.py reports/model/report.py "
     "scaling/advice.py scaling/simulate.py scaling/study_text.py "
     "scaling/tables.py"
 ).split()

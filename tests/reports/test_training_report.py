@@ -149,9 +149,11 @@ def test_several_trainings_are_a_study_of_scaling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training(tmp_path / "runs" / "1", COMPUTING, losses=(0.9, 0.5))
-    training(tmp_path / "runs" / "2", COMPUTING, world=2, seconds=6.0)
     out = tmp_path / "s.json"
-    assert main(["report", str(tmp_path / "runs"), "--output", str(out)]) == 0
+    words = ["report", str(tmp_path / "runs"), "--output", str(out), "--overwrite"]
+    assert main(words) == 0 and json.loads(out.read_text())["title"] == "runs"
+    training(tmp_path / "runs" / "2", COMPUTING, world=2, seconds=6.0)
+    assert main(words) == 0
     document = json.loads(out.read_text())
     assert document["verdict"][0] == (
         "Scaling: 2 processes (1 node) gave 1.65x the speed of a single process [1 run, no "

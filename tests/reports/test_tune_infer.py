@@ -9,10 +9,15 @@ import pytest
 import yaml
 
 from penstock.bench.cases.infer_cases import other_cases, patch_cases
-from penstock.bench.launch.halving import ROUNDS, halved
+from penstock.bench.launch.sweep import ROUNDS, halved
 from penstock.cli import main
 from penstock.instruments.record import Record
-from penstock.reports.tune.infer_advice import TriedSettings, best_trial, prediction, whole_seconds
+from penstock.reports.tune.settings_advice import (
+    TriedSettings,
+    best_trial,
+    prediction,
+    whole_seconds,
+)
 
 from ..bench.conftest import launches_here
 from ..bench.records import made_record

@@ -23,7 +23,7 @@ from penstock.bench.scenarios.queue import FromLoader
 from penstock.cli import main
 from penstock.cli.tune import fitting, threads_of
 from penstock.loading.loader import Loader
-from penstock.reports.tune.loader_advice import (
+from penstock.reports.tune.settings_advice import (
     Goal,
     ReadAlone,
     flags_of,

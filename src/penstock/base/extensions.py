@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 
 from .errors import MissingDependency, PenstockError, UsageError, describe, where_in_users_code
-from .secrets import scrub
+from .safe_text import scrub
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import Incomplete, UsageError
 from .files import replacing
-from .secrets import scrub
+from .safe_text import scrub
 
 RUN_FILE, SUMMARY_FILE = "run.json", "summary.json"
 """Files in the folder of a run of ``infer``: its settings, and what was done, written last."""

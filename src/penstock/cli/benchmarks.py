@@ -49,13 +49,13 @@ def open_outputs(
     """
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
-    ledger = ledger_of(config, what, inputs)
+    ledger = ledger_of(config, what, inputs, replace=True)  # rows are added to a CSV
     if not config.overwrite:
         check_csv(config.output, needs)
     return ledger
 
 
-def ledger_of(config: Any, what: str, inputs: Iterable[Path] = ()) -> Ledger:
+def ledger_of(config: Any, what: str, inputs: Iterable[Path] = (), *, replace: bool) -> Ledger:
     """The ledger of ``--ledger``, or that beside ``--output``. Both are checked, nothing is
     created.
 
@@ -63,6 +63,7 @@ def ledger_of(config: Any, what: str, inputs: Iterable[Path] = ()) -> Ledger:
         config: The knobs ``output``, ``ledger``, ``name`` and ``tag``.
         what: What is measured; see `labelled`.
         inputs: Files and folders that are read.
+        replace: Whether a file that is no output of ours may be replaced.
 
     Returns:
         The ledger.
@@ -71,7 +72,7 @@ def ledger_of(config: Any, what: str, inputs: Iterable[Path] = ()) -> Ledger:
         UsageError: One of them cannot be written, or the ledger's path holds something else.
     """
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    check_outputs(("--output", config.output), replace=True, inputs=[*inputs, ledger.path])
+    check_outputs(("--output", config.output), replace=replace, inputs=[*inputs, ledger.path])
     check_outputs(("--ledger", ledger.path), replace=True, inputs=inputs)
     ledger.records()
     return labelled(ledger, config, what)

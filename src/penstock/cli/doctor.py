@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,12 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(("--json", args.json), replace=replace)
     block = collect_environment()
     for section in (machine, libraries, limited):
-        show(*section(block))
+        title, lines = section(block)
+        print(title, *(f"  {line}" for line in lines), "", sep="\n", flush=True)
     if args.json:
         text = json.dumps({"environment": block}, indent=2, allow_nan=False) + "\n"
         write_output("--json", args.json, text, replace=replace)
     return 0
-
-
-def show(title: str, lines: Sequence[str]) -> None:
-    print(title, *(f"  {line}" for line in lines), "", sep="\n", flush=True)
 
 
 def machine(block: Block) -> tuple[str, list[str]]:

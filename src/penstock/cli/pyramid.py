@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..base import InferConfig, UsageError, add_flags, usable_cores
@@ -60,7 +59,7 @@ def _write_beside(args: argparse.Namespace) -> int:
 
 
 def _add_in_place(args: argparse.Namespace) -> int:
-    from ..data import levels_to_add, open_source
+    from ..data import open_source
 
     given = vars(args)
     if given.get("resume"):
@@ -71,21 +70,21 @@ def _add_in_place(args: argparse.Namespace) -> int:
             f"PATH {args.path}: is no OME-Zarr image; {beside} OUT.ome.zarr writes one of it with "
             "its levels"
         )
-    levels = levels_to_add(args.path, args.levels, "PATH")
     again, over = given.get("overwrite") or None, given.get("take_over", False)
-    make_levels(args.path, levels, rule=args.rule, again=again, take_over=over)
+    levels = make_levels(args.path, args.levels, rule=args.rule, again=again, take_over=over)
     for number, level in enumerate(levels, 1):
         print(f"level {number}: {' x '.join(map(str, level.shape))} (t c z y x)")
     return 0
 
 
 def make_levels(
-    path: str, levels: Sequence[LevelBelow], *, rule: Rule | None = None, again: bool | None = True,
+    path: str, count: int | None, *, rule: Rule | None = None, again: bool | None = True,
     take_over: bool = False, name: str = "PATH",
-) -> None:  # fmt: skip
+) -> list[LevelBelow]:  # fmt: skip
     """Make levels of an image, and windows, while no run writes it. See `add_levels`."""
-    from ..data import OutputLock, add_levels, add_windows, open_written
+    from ..data import OutputLock, add_levels, add_windows, levels_to_add, open_written
 
+    levels = levels_to_add(path, count, name)
     total = sum(math.prod(level.shape) for level in levels)
     with (
         OutputLock.briefly([open_written(path, name)], take_over) as lock,
@@ -93,16 +92,17 @@ def make_levels(
     ):
         for reason in lock.lacking:
             say(f"{reason}; make sure that nobody else writes it")
-        count = 0
+        done = 0
 
         def add(size: int) -> None:
-            nonlocal count
-            count += size
+            nonlocal done
+            done += size
             lock.check()
-            show(count)
+            show(done)
 
         add_levels(
-            path, rule=rule, count=len(levels) + 1, again=again, threads=usable_cores(),
+            path, rule=rule, count=count, again=again, threads=usable_cores(),
             progress=add, name=name,
         )  # fmt: skip
         add_windows(path, name=name)
+    return levels

@@ -37,11 +37,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"the run wrote several outputs; name all of them: {names}")
     take_over = bool(vars(args).get("take_over"))
     if unlike:
-        from ..data import levels_to_add
-
         for image, count in unlike:
-            levels = levels_to_add(image, count + 1, "OUTPUT")
-            pyramid.make_levels(image, levels, take_over=take_over, name="OUTPUT")
+            pyramid.make_levels(image, count + 1, take_over=take_over, name="OUTPUT")
             print(f"Repaired: {plural(count, 'level')} of {image} made anew")
         return 0
     from ..inference import open_run, repair_run, verify_run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,8 @@ def _write(
         if kept:
             parts.append(report_of_scaling([], "Logs and trackers", _say, kept))
         report = joined(parts, source)
+        if len(parts) == 1 and trainings and trainings != args.places:
+            report = replace(report, title=source)  # that of a training is a number
     runs = _runs(args.places) if output.suffix in PAGE_SUFFIXES else None
     return write_report(report, output, overwrite, runs, records if ledgers else ())
 

@@ -24,7 +24,6 @@ from ..base import (
     UsageError,
     add_flags,
     add_kinds,
-    check_outputs,
     format_bytes,
     format_seconds,
     from_flags,
@@ -96,9 +95,8 @@ def run(args: argparse.Namespace) -> int:
         return _infer(from_flags(TuneInferConfig, args, args.config))
     config = from_flags(TuneLoaderConfig, args, args.config)
 
-    ledger = ledger_of(config, f"tune-loader-{Path(args.data).stem}", [Path(args.data)])
-    read = [Path(args.data), ledger.path]
-    check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
+    what, overwrite = f"tune-loader-{Path(args.data).stem}", config.overwrite
+    ledger = ledger_of(config, what, [Path(args.data)], replace=overwrite)
     goal = Goal(config.step_time, config.batch_size, UTILISATION)
     size, held = fitting(args.data, config, max(threads_of(config)))
     print(f"Batches of {goal.batch}, steps of {format_seconds(goal.step_s)}:")
@@ -118,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         settings = {**settings, "missing": config.missing}
     memory = format_bytes(held[settings["queue"]])
     sentences = (*advice.sentences, f"In all the loader takes {memory} of memory.")
-    write_settings_yaml("--output", settings, sentences, config.output, config.overwrite)
+    write_settings_yaml("--output", settings, sentences, config.output, overwrite)
     flags = flags_of(settings, goal.step_s, args.data)
     print("", *sentences, "", "As flags:", *(f"  {line}" for line in flags), sep="\n")
     print_written([config.output, ledger.path])
@@ -193,8 +191,7 @@ def _infer(config: TuneInferConfig) -> int:
     """Returns exit code 0; the settings may be those of the job as it is."""
     check_model_name(config.model_type, "--model-type")
     case = infer_case(config)
-    ledger = ledger_of(config, "tune-infer")
-    check_outputs(("--output", config.output), replace=config.overwrite, inputs=[ledger.path])
+    ledger = ledger_of(config, "tune-infer", replace=config.overwrite)
     began = time.monotonic()
     facts = ask_worker("infer", case, config.timeout).facts
     race = partial(_race, config=config, ledger=ledger)

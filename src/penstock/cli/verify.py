@@ -104,11 +104,11 @@ def check_levels(run: RunFolder, threads: int) -> int:
         counts, name = count_differing(spec, threads), stored.written.name
         wrong = {level: each for level, each in counts.items() if each[1]}
         for level, (chunks, differing) in wrong.items():
-            print(
-                f"Level {level} of {name} is not that of the one above in {differing:,} of "
-                f"{plural(chunks, 'chunk')}; penstock repair {shlex.quote(str(spec))} makes all "
-                "levels anew"
-            )
+            what = "gone, or one above is"
+            if chunks:
+                what = f"not that of the one above in {differing:,} of {plural(chunks, 'chunk')}"
+            command = f"penstock repair {shlex.quote(str(spec))}"
+            print(f"Level {level} of {name} is {what}; {command} makes all levels anew")
         if counts and not wrong:
             print(f"{plural(len(counts), 'level')} of {name}: as the blocks have it")
         code = code or int(bool(wrong))

@@ -1,4 +1,7 @@
 from .batch_script import parse_sizes as parse_sizes
+from .batch_script import read_settings as read_settings
+from .batch_script import shipped_presets as shipped_presets
+from .batch_script import slurm_preset as slurm_preset
 from .batch_script import with_job_number as with_job_number
 from .batch_script import with_ranks as with_ranks
 from .connection import OF_WORKERS as OF_WORKERS
@@ -18,9 +21,6 @@ from .place import find_place as find_place
 from .place import job_of as job_of
 from .place import own_job as own_job
 from .place import tasks_elsewhere as tasks_elsewhere
-from .presets import read_settings as read_settings
-from .presets import shipped_presets as shipped_presets
-from .presets import slurm_preset as slurm_preset
 from .slurm_jobs import STUDY_FILE as STUDY_FILE
 from .slurm_jobs import SlurmJob as SlurmJob
 from .slurm_jobs import check_places as check_places

@@ -198,7 +198,7 @@ def job_statuses(targets: Sequence[str]) -> list[JobState]:
         else:
             submitted |= {job.id: job for job in read_study(Path(target))}
     rows = list[JobState]()
-    for number, states in job_states([*submitted]).items():
+    for number, states in (job_states([*submitted]) if submitted else {}).items():
         job = submitted[number]
         if job is None and not states:
             raise UsageError(f"SLURM knows no job {number}")

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .box import Box
-from .grid import Grid
+from .box import Box, Grid
 
 SMALLEST = 256
 """The side of y and x at which there is no further level."""

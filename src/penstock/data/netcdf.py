@@ -147,7 +147,12 @@ def open_netcdf(
     where = f"--from {path}"
     with contextlib.ExitStack() as opened:  # closes the file if it is refused
         dataset = opened.enter_context(_open(path, where))
-        numeric = _numeric(dataset)
+        bounds = {str(v.attrs.get(about)) for v in dataset.variables.values() for about in _BOUNDS}
+        numeric = {
+            str(name): variable
+            for name, variable in dataset.data_vars.items()
+            if variable.dtype.kind in "fiu" and name not in bounds
+        }
         _check_there(numeric, {"--inputs": inputs, "--targets": targets}, where)
         series = [v for n, v in numeric.items() if v.ndim >= 3 and (not inputs or n in inputs)]
         if not series:
@@ -188,16 +193,6 @@ def _open(path: Path, where: str) -> Any:
             )
     except (OSError, ValueError) as error:
         raise UsageError(f"{where} is not a NetCDF file: {describe(error)}") from error
-
-
-def _numeric(dataset: Any) -> dict[str, Any]:
-    """The variables of numbers, without the bounds of cells."""
-    bounds = {str(v.attrs.get(about)) for v in dataset.variables.values() for about in _BOUNDS}
-    return {
-        str(name): variable
-        for name, variable in dataset.data_vars.items()
-        if variable.dtype.kind in "fiu" and name not in bounds
-    }
 
 
 def _check_there(

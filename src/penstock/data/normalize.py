@@ -117,7 +117,7 @@ class Normalisation:
     def counter(self, dtype: np.dtype[Any]) -> Histogram | MeanAndDeviation:
         """What counts the data; it is done at once if the numbers are given."""
         if self.counts == "percentiles":
-            return Histogram(dtype)
+            return Histogram(dtype, (self.lower, self.upper))
         return MeanAndDeviation(done=self.counts is None)
 
     def add(
@@ -144,7 +144,7 @@ class Normalisation:
         counter = self.counter(array.dtype)
         while not counter.done:
             self.add(counter, array)
-            counter.advance((self.lower, self.upper))
+            counter.advance()
         return self.scaling(counter)
 
     def of_numbers(self, lower: float, scale: float) -> Scaling:
@@ -188,7 +188,7 @@ def normalised(array: NDArray[Any], each: Sequence[Normalisation]) -> NDArray[np
 def _numbers(how: Normalisation, counter: Histogram | MeanAndDeviation) -> tuple[float, float]:
     """Lower bound and scale of data that was counted."""
     if isinstance(counter, Histogram):
-        scaling = counter.scaling(how.lower, how.upper, how.least)
+        scaling = counter.scaling(how.least)
         return scaling.lower, scaling.scale + how.added
     scale = max(counter.deviation + how.added, how.least or 0.0)
     return counter.mean, scale or 1.0
@@ -230,8 +230,8 @@ class MeanAndDeviation:
         self._sum += total
         self._squares += squares
 
-    def advance(self, percentiles: Sequence[float]) -> None:
-        """End the only pass; percentiles do not matter."""
+    def advance(self) -> None:
+        """End the only pass."""
         self.done = True
 
     @property
@@ -258,11 +258,12 @@ class Histogram:
 
         while not histogram.done:
             for piece in pieces: histogram.add(piece)
-            histogram.advance(percentiles)
+            histogram.advance()
     """
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: np.dtype[Any], percentiles: Sequence[float]) -> None:
+        """``percentiles`` are those that will be read at the end, from 0 to 100."""
+        self.percentiles = percentiles
         self.wide = dtype.itemsize > 2
         kinds = {"b1": np.uint8, "f8": np.float32, "i8": np.float32, "u8": np.float32}
         self._kind: np.dtype[Any] = np.dtype(kinds.get(dtype.str[1:], dtype))
@@ -325,16 +326,12 @@ class Histogram:
             for bin_, fine in zip(counts["bins"].tolist(), counts["fine"], strict=True):
                 self._fine[bin_] += fine
 
-    def advance(self, percentiles: Sequence[float]) -> None:
-        """End a pass. Unless `done` is true then, all pieces must be added once more.
-
-        Args:
-            percentiles: those that will be read at the end, from 0 to 100.
-        """
+    def advance(self) -> None:
+        """End a pass. Unless `done` is true then, all pieces must be added once more."""
         if not self.wide or self._fine is not None or self.count == 0:
             self.done = True
             return
-        ranks = [r for q in (0.0, 100.0, *percentiles) for r in self._ranks(q)[:2]]
+        ranks = [r for q in (0.0, 100.0, *self.percentiles) for r in self._ranks(q)[:2]]
         bins = np.searchsorted(self._cumulative, ranks, side="right")
         self._fine = {int(b): np.zeros(1 << 16, np.int64) for b in bins}
 
@@ -346,24 +343,17 @@ class Histogram:
         low, high = self._value(below), self._value(above)
         return low + (high - low) * fraction
 
-    def scaling(self, lower: float, upper: float, least: float | None = None) -> Scaling:
-        """The scaling by two percentiles, from 0 to 100; call it once `done`.
+    def scaling(self, least: float | None = None) -> Scaling:
+        """The scaling by the two percentiles; call it once `done`.
 
         Args:
-            lower: the percentile that becomes 0.
-            upper: the percentile that becomes 1.
             least: the narrowest range between both, in the data's unit.
 
         Returns:
             The scaling; see `Scaling.of_range`.
         """
-        return Scaling.of_range(
-            self.percentile(lower),
-            self.percentile(upper),
-            self.percentile(0),
-            self.percentile(100),
-            least,
-        )
+        lower, upper, low, high = map(self.percentile, (*self.percentiles, 0, 100))
+        return Scaling.of_range(lower, upper, low, high, least)
 
     def _ranks(self, q: float) -> tuple[int, int, float]:
         position = q / 100 * (self.count - 1)

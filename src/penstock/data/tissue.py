@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import UsageError, require
-from .box import Box
-from .grid import Grid
+from .box import Box, Grid
 from .levels import SMALLEST, levels_below
 from .stores.in_memory import open_array_source
 from .stores.open import open_sink, open_source

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..base import StageError, in_order
-from .box import Box
-from .grid import Grid, indices
+from .box import Box, Grid, indices
 from .neurites import FloatArray, add_beads, add_soma, grown
 from .packed.data_folder import check_outside, check_room
 from .stores.lock import OutputLock

@@ -27,8 +27,7 @@ from ..data import OutputLock, Sink, discard_damaged, no_block_again
 from ..models import REGISTRY, check_model_name
 from .opening.job import Job
 from .run import run_job
-from .run_folder.block_log import Key
-from .run_folder.block_set import BlockSet
+from .run_folder.block_log import BlockSet, Key
 from .run_folder.folder import read_document
 from .run_folder.journal import Journal, differing
 from .run_folder.names import SCALINGS_FILE, is_label_run

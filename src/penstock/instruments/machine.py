@@ -258,12 +258,9 @@ class Gpu(Nvml):
         for kind in ("GPU", "MIG"):
             with contextlib.suppress(self._nvml.NVMLError):
                 return self._nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
-        whole = [card for card in cards if not self._ask(_is_cut, card)]
+        modes = [self._ask(lambda nvml, c: int(nvml.nvmlDeviceGetMigMode(c)[0]), c) for c in cards]
+        whole = [card for card, is_cut in zip(cards, modes, strict=True) if not is_cut]
         return whole[0] if len(cards) == len(whole) == 1 else None
 
     def _of_card(self, question: Question) -> int | None:
         return None if self._handle is None else self._ask(question, self._handle)
-
-
-def _is_cut(nvml: Any, card: Any) -> int:
-    return int(nvml.nvmlDeviceGetMigMode(card)[0])

@@ -5,9 +5,9 @@ from .contenders.by_name import CONTENDERS as CONTENDERS
 from .contenders.by_name import Contender as Contender
 from .contenders.by_name import make_contender as make_contender
 from .engines.choose import open_engine as open_engine
-from .engines.chunk_selection import Selection as Selection
-from .engines.chunk_selection import locate as locate
 from .engines.engine import EngineKnobs as EngineKnobs
+from .engines.engine import Selection as Selection
+from .engines.engine import locate as locate
 from .fields import Field as Field
 from .fields import PatchGrid as PatchGrid
 from .fields import chunk_reads as chunk_reads

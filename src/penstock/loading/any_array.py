@@ -23,7 +23,7 @@ from ..data import (
     open_packed_array,
     stored_bytes,
 )
-from .engines.chunk_selection import Location, Selection
+from .engines.engine import Location, Selection
 from .fields import Field, PatchGrid
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..base import UsageError
 from .batch import ChannelStack
-from .engines.chunk_selection import Location, Selection
+from .engines.engine import Location, Selection
 from .fields import Field, PatchGrid
 
 

@@ -37,8 +37,7 @@ from ..data import check_not_packed
 from .arguments import selection_of, stacks_of
 from .batch import Batch, BatchLayout, Transform
 from .engines.choose import open_engine
-from .engines.chunk_selection import locate
-from .engines.engine import EngineKnobs
+from .engines.engine import EngineKnobs, locate
 from .fields import Field
 from .iteration import EpochRun
 from .order import Order, Position

@@ -1,4 +1,4 @@
-"""The memory of one forward, measured by a run on shapes alone.
+"""The memory of one forward, measured by a run on shapes alone; and its operations, counted.
 
 Torch answers an operator on the meta device in Python, and at its first answers it imports sympy
 and its compiler: a second of each process. The operators of most nets are answered here instead
@@ -21,6 +21,7 @@ import torch.fx
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from ..base import UsageError
 from . import user_code
@@ -97,13 +98,9 @@ class _Peak(LightMode):
         self.alive -= count
 
 
-def _zeros(
-    model: Model, shape: Sequence[int], channels_last: bool, device: str | None = None
-) -> Tensor:
+def _zeros(model: Model, shape: Sequence[int], channels_last: bool, device: str = "cpu") -> Tensor:
     """An input in the memory layout that a lane uses."""
-    layout = CHANNELS_LAST[len(shape)] if channels_last else torch.contiguous_format
-    empty = torch.empty(tuple(shape), dtype=model.dtype, device=device, memory_format=layout)
-    return empty.zero_()
+    return _empty(shape, model.dtype, channels_last, device).zero_()
 
 
 def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
@@ -149,7 +146,8 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             raise UsageError(
                 f"model {model.name} turns a batch of {shape[0]} into one of {tensor.shape[0]}"
             )
-        if tensor.ndim != len(shape) or not all(map(_is_whole, tensor.shape[2:], shape[2:])):
+        pairs = zip(tensor.shape[2:], shape[2:], strict=False)
+        if tensor.ndim != len(shape) or not all(0 in (a % b, b % a) for a, b in pairs):
             raise UsageError(
                 f"model {model.name} turns a patch of {tuple(shape[2:])} into "
                 f"{tuple(tensor.shape[2:])} (head {name}); the two must be equal, or one a whole "
@@ -169,11 +167,6 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
 def _factors(sides: Sequence[int], of: Sequence[int]) -> tuple[Fraction, ...]:
     """See `Head.factors`."""
     return () if tuple(sides) == tuple(of) else tuple(map(Fraction, sides, of))
-
-
-def _is_whole(side: int, of: int) -> bool:
-    """Whether one length is a whole multiple of the other."""
-    return 0 in (side % of, of % side)
 
 
 def _check_constant(
@@ -255,8 +248,10 @@ def _of_samples(func: Any, *args: Any, **kwargs: Any) -> Any:
     last = all(map(is_channels_last, sampled))
 
     def lean(tensor: Tensor) -> Tensor:
-        is_sampled = any(tensor is each for each in sampled)
-        return _without_samples(tensor) if is_sampled else _hollow(tensor)
+        if any(tensor is each for each in sampled):
+            return torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
+        # Of the same shape, in the memory of one number.
+        return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
     def filled(tensor: Tensor) -> Tensor:
         return _empty((num_samples, *tensor.shape[1:]), tensor.dtype, last)
@@ -311,7 +306,9 @@ def _of_elements(func: Any, *args: Any, **kwargs: Any) -> Any:
     inputs = [arg for arg in args if isinstance(arg, Tensor)]
     shape = np.broadcast_shapes(*(tensor.shape for tensor in inputs))
     whole = [tensor for tensor in inputs if tensor.shape == shape]
-    output = func(*tree_map_only(Tensor, _one, args), **kwargs)
+    # One element of each, with as many axes, by which torch decides on dtypes.
+    ones = tree_map_only(Tensor, lambda x: torch.ones((1,) * x.ndim, dtype=x.dtype), args)
+    output = func(*ones, **kwargs)
     if not isinstance(output, Tensor):
         return NotImplemented
     if func._schema.is_mutable:
@@ -355,20 +352,6 @@ _OF_ELEMENTS = {"alpha", "approximate", "rounding_mode"}
 """Named arguments that decide about elements, and not about a whole tensor."""
 
 
-def _without_samples(batch: Tensor) -> Tensor:
-    return torch.empty((0, *batch.shape[1:]), dtype=batch.dtype)
-
-
-def _hollow(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape in the memory of one number."""
-    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-
-
-def _one(tensor: Tensor) -> Tensor:
-    """One element, with as many axes, by which torch decides on dtypes."""
-    return torch.ones((1,) * tensor.ndim, dtype=tensor.dtype)
-
-
 def _like(tensor: Tensor, dtype: torch.dtype | None = None) -> Any:
     """A tensor of the same shape, with its axes in the same order in memory."""
     shape, steps = tensor.shape, tensor.stride()
@@ -381,6 +364,27 @@ def _like(tensor: Tensor, dtype: torch.dtype | None = None) -> Any:
     return torch.empty_permuted(shape, order, dtype=dtype, device="meta")
 
 
-def _empty(shape: Sequence[int], dtype: torch.dtype, channels_last: bool = False) -> Tensor:
+def _empty(
+    shape: Sequence[int], dtype: torch.dtype, channels_last: bool = False, device: str = "meta"
+) -> Tensor:
     layout = CHANNELS_LAST[len(shape)] if channels_last else torch.contiguous_format
-    return torch.empty(tuple(shape), dtype=dtype, device="meta", memory_format=layout)
+    return torch.empty(tuple(shape), dtype=dtype, device=device, memory_format=layout)
+
+
+class Operations(LightMode):
+    """Counts floating-point operations by torch's own formulas. Its `FlopCounterMode` does so, too,
+    and imports the compiler for it, which takes a second of each start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:
+            out = func.decompose(*args, **kwargs)
+        if out is NotImplemented:  # it is one of the operators that all others are made of
+            out = func(*args, **kwargs)
+            count = flop_registry.get(func._overloadpacket)
+            self.total += count(*args, **kwargs, out_val=out) if count else 0
+        return out

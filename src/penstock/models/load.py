@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from . import user_code
 from .packages.package import TensorsToMatch, open_package
-from .recipe import Recipe
+from .recipe import Recipe, network_of_training, record_of_weights, weights_file
 from .registry import (
     PROGRAMS,
     REGISTRY,
@@ -33,7 +33,6 @@ from .registry import (
     check_model_name,
     package_kind,
 )
-from .training_record import network_of_training, record_of_weights, weights_file
 from .weights import load_weights
 
 

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from ..base import UsageError, format_count
+from .footprint import Operations
 from .load import Model
-from .operations import Operations
-from .reach import Reach
+from .registry import Reach
 
 MOST_PERIOD = 64
 """The largest period that is looked for. A larger grid is no use for patches."""
@@ -245,7 +245,8 @@ class _Probed:
             part = probe.movedim(2 + axis, 0)[where]
             part.copy_(self.noise(x.shape[2:]).movedim(2 + axis, 0)[where] * size)
             try:
-                places = _changed(before, self.run(probe), axis).nonzero()
+                differs = ~_same(before, self.run(probe))
+                places = differs.movedim(1 + axis, 0).flatten(1).any(1).nonzero()
             except NotProbed:  # it refuses what is not finite, so it lets none pass
                 continue
             if len(places):
@@ -387,11 +388,6 @@ def _copied(module: nn.Module) -> nn.Module:
 def _same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
     near = (a == b) | ((a - b).abs() <= most)
     return near | (a.isnan() & b.isnan())
-
-
-def _changed(a: Tensor, b: Tensor, axis: int) -> Tensor:
-    """Which places along a spatial axis differ anywhere."""
-    return (~_same(a, b)).movedim(1 + axis, 0).flatten(1).any(1)
 
 
 def _cropped(x: Tensor, corner: Sequence[int], sides: Sequence[int]) -> Tensor:

@@ -36,18 +36,19 @@ import numpy as np
 
 from ..base import NotComparable, UsageError, group_by, plural
 from ..instruments import CONFIDENCE, Record
-from .quantities import Quantity, quantities_of
 from .run_settings import differing_knobs, settings_that_differ
+from .table import hosts_of, listed
 from .verdicts import (
     ComparedCase,
     Judge,
     Pair,
+    Quantity,
     chances,
     noise_threshold,
     percent_words,
+    quantities_of,
     ratio_words,
 )
-from .words import hosts_of, listed
 
 
 @dataclass(frozen=True, slots=True)

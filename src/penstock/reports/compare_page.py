@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from ..base import format_seconds, plural
 from .compare import CaseDetail, Comparison
 from .content import Chapter, Report
-from .quantities import HEAD, ONE_RUN
-from .table import Section
-from .verdicts import ALIKE, ComparedCase, ratio_words
-from .words import or_dash
+from .table import Section, or_dash
+from .verdicts import ALIKE, HEAD, ONE_RUN, ComparedCase, ratio_words
 
 _HEAD = ("case", "A", "B", "B / A", "launches", "verdict")
 _ORDER = ("fails", "slower", "mended", "faster", "inconclusive", "same")

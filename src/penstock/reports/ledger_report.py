@@ -24,9 +24,17 @@ from .queue.report import draw_queue, queue_headlines, queue_sections
 from .run_settings import cases_of_sides, settings_of_launch
 from .suite.cell import runs_together
 from .suite.report import draw_suite, suite_headlines, suite_sections
-from .table import Section
+from .table import (
+    Section,
+    bracket,
+    hosts_of,
+    listed,
+    machine_words,
+    nothing_measured,
+    or_dash,
+    spread,
+)
 from .tune.model_advice import recommend
-from .words import bracket, hosts_of, listed, machine_words, nothing_measured, or_dash, spread
 
 TIMED = ("preprocess", "predict")
 """Scenarios whose launches have a time, and no tables of their own."""

@@ -181,8 +181,7 @@ def reading(place: RecordPlace) -> AbstractContextManager[None]:
 def _report_of(place: RecordPlace) -> Report:
     # Who only looks for places needs none of the rooms that make reports.
     if place.kind == "inference":
-        from .infer.label_report import is_labelling, report_of_labels
-        from .infer.report import report_of_run
+        from .infer.report import is_labelling, report_of_labels, report_of_run
 
         return (report_of_labels if is_labelling(place.path) else report_of_run)(place.path)
     if place.kind == "training":

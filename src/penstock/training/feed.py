@@ -39,35 +39,46 @@ SHARED, LEAST_SHARED = Path("/dev/shm"), 2**18
 """The memory that processes share, and the bytes that the locks of workers take there."""
 
 
-class TorchFeed:
-    """Samples by index, put into batches by torch's DataLoader and its worker processes."""
+@dataclass
+class _SampleFeed:
+    """Samples by index, put into batches."""
 
-    def __init__(
-        self,
-        samples: IndexedSamples,
-        order: Order,
-        workload: Workload,
-        config: TrainConfig,
-        pin: bool,
-    ) -> None:
-        self._samples, self._order, self._workload = samples, order, workload
-        self._config, self._pin = config, pin
-        self._iterator: Any = None
-        self.note = _note(config.num_workers)
+    samples: IndexedSamples
+    order: Order
+    workload: Workload
+    config: TrainConfig
+    pin: bool
+
+
+class TorchFeed(_SampleFeed):
+    """A feed by torch's DataLoader and its worker processes."""
+
+    _iterator: Any = None
+
+    @property
+    def note(self) -> str:
+        """A sentence for the user if there are more workers than cores, else nothing."""
+        workers, cores = self.config.num_workers, usable_cores()
+        if workers <= cores:
+            return ""
+        return (
+            f"--num-workers {workers} on {cores} cores: they take turns with each other and with "
+            f"the training; {cores} or fewer may be as fast"
+        )
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         self.close()  # an epoch that was left early, to read its samples again
-        workers, order = self._config.num_workers, self._order
+        workers, order = self.config.num_workers, self.order
         with _torch_says_nothing(), _signals_wait(), _room_to_share(workers):
             loader: DataLoader[Any] = DataLoader(
-                _Indexed(self._samples),  # type: ignore[arg-type]
+                _Indexed(self.samples),  # type: ignore[arg-type]
                 batch_sampler=(
                     items.tolist() for _, items in batches_from(order, Position(epoch, first))
                 ),
-                collate_fn=partial(_collated, self._workload),
+                collate_fn=partial(_collated, self.workload),
                 num_workers=workers,
-                prefetch_factor=self._config.prefetch_factor if workers > 0 else None,
-                pin_memory=self._pin,
+                prefetch_factor=self.config.prefetch_factor if workers > 0 else None,
+                pin_memory=self.pin,
                 worker_init_fn=_leave_signals_to_the_parent,
                 # Its own generator: else each iterator would draw its seed from the random numbers
                 # of the run, and a run that resumes inside an epoch makes one iterator more.
@@ -103,28 +114,19 @@ def _room_to_share(workers: int = 0) -> Iterator[None]:
         raise
 
 
-class ThreadFeed:
-    """Samples by index, read by threads, for stores that do not work in a forked process."""
-
-    def __init__(
-        self,
-        samples: IndexedSamples,
-        order: Order,
-        workload: Workload,
-        config: TrainConfig,
-        pin: bool,
-    ) -> None:
-        self._samples, self._order, self._workload = samples, order, workload
-        self._pin, self._workers = pin, max(1, config.num_workers)
-        self._ahead = config.prefetch_factor or 2
+class ThreadFeed(_SampleFeed):
+    """A feed by threads, for stores that do not work in a forked process."""
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         def read(number: int) -> tuple[Items, Batch]:
-            items = self._order.items(epoch, number)
-            batch = _batch(self._workload, [self._samples[i] for i in items.tolist()])
-            return items, _pinned(batch) if self._pin else batch
+            items = self.order.items(epoch, number)
+            batch = _batch(self.workload, [self.samples[i] for i in items.tolist()])
+            return items, _pinned(batch) if self.pin else batch
 
-        return in_order(read, range(first, self._order.num_batches), self._workers, self._ahead)
+        numbers = range(first, self.order.num_batches)
+        return in_order(
+            read, numbers, max(1, self.config.num_workers), self.config.prefetch_factor or 2
+        )
 
     def close(self) -> None:
         """The threads of an epoch end with it."""
@@ -154,20 +156,9 @@ def _or_raised(batches: Iterator[tuple[Items, Batch]]) -> Iterator[tuple[Items, 
         raise type(error)(last.removeprefix(name)) from None
 
 
-def _note(workers: int) -> str:
-    """A sentence for the user if there are more workers than cores, else nothing."""
-    cores = usable_cores()
-    if workers <= cores:
-        return ""
-    return (
-        f"--num-workers {workers} on {cores} cores: they take turns with each other and with the "
-        f"training; {cores} or fewer may be as fast"
-    )
-
-
 @contextlib.contextmanager
 def _torch_says_nothing() -> Iterator[None]:
-    """Silence torch's repeated warning of too many workers; `_note` warns once."""
+    """Silence torch's repeated warning of too many workers; `TorchFeed.note` warns once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         yield

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ..secrets import has_login, names_key
+from ..safe_text import has_login, names_key
 from .knobs import Bytes, Knobs, Natural, Overwriting, Positive, flag, listed, many
 
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-from ..safe_text import for_terminal
-from ..secrets import scrubbed
+from ..safe_text import for_terminal, scrubbed
 from .knobs import Knobs, flag, many
 
 MOST_NAME, MOST_KEY, MOST_VALUE, MOST_TAGS = 120, 60, 200, 50

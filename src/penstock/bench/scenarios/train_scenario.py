@@ -18,7 +18,6 @@ The case is the knobs of ``penstock train`` and
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...base import RESULTS, TrainConfig, UsageError, build, death_signal, for_children
+from ...base import RESULTS, TrainConfig, UsageError, build, death_signal, for_children, read_json
 from ...cluster import NOT_A_RANK
 from ...instruments import Nvml, Sampler, read_rows
 from ...training import Workload, make_workload
@@ -64,22 +63,21 @@ class TrainScenario:
         out = self._config.output_dir
         watched = self._case["world_size"] if self._cuda and self._case["profile_gpu"] else 0
         with Sampler(out / TELEMETRY, EVERY_S, dict, {}, gpus=_used_gpus(watched)):
-            self._train()
-        results = _results(out)
+            if self._config.distributed:
+                torchrun(self._case["workload"], self._config, self._case["world_size"])
+            else:
+                from ...training import train_workload
+
+                train_workload(self._case["workload"], self._config)
+        # As rank 0 wrote them, without NaN, which a record cannot hold.
+        results = read_json(out / RESULTS)
+        del results["history"]
         self.facts["training"] = results
         self.facts["utilisation"] = utilisation(read_rows(out / TELEMETRY)[1])
         return {"samples": results["samples"]}
 
     def close(self) -> None:
         pass
-
-    def _train(self) -> None:
-        if self._config.distributed:
-            torchrun(self._case["workload"], self._config, self._case["world_size"])
-        else:
-            from ...training import train_workload
-
-            train_workload(self._case["workload"], self._config)
 
 
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -117,13 +115,6 @@ def data_facts(case: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
 
         facts["torchvision_operators"] = "compiled" if compiled_operators() else "plain torch"
     return facts
-
-
-def _results(out: Path) -> dict[str, Any]:
-    """The results as rank 0 wrote them, without NaN, which a record cannot hold."""
-    results: dict[str, Any] = json.loads((out / RESULTS).read_text())
-    del results["history"]
-    return results
 
 
 def torchrun(workload: str, config: TrainConfig, ranks: int) -> None:

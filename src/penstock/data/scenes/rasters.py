@@ -190,17 +190,13 @@ def decoded(file: Any, read: Any) -> FloatArray:
     """
     values: FloatArray = read.data.astype(np.float32)
     missing = np.ma.getmaskarray(read) | ~np.isfinite(values)
-    if says_nothing_of_missing(file):
+    # It has no no-data value, no mask and no alpha band.
+    if require("rasterio.enums", "scenes").MaskFlags.all_valid in file.mask_flag_enums[0]:
         missing |= values == NODATA
     if (file.scales[0], file.offsets[0]) != (1, 0):
         values = (read.data * file.scales[0] + file.offsets[0]).astype(np.float32)
     values[missing] = np.nan
     return values
-
-
-def says_nothing_of_missing(file: Any) -> bool:
-    """Whether a file has no no-data value, no mask and no alpha band."""
-    return require("rasterio.enums", "scenes").MaskFlags.all_valid in file.mask_flag_enums[0]
 
 
 class Pixels:

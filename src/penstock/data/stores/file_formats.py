@@ -146,21 +146,23 @@ def _undeclared(source: Any) -> Iterator[str]:
             )
 
 
-def file_notes(source: Source, sinks: Sequence[Any]) -> Iterator[str]:
+def file_notes(source: Source, sinks: Sequence[Any], *, look: bool) -> Iterator[str]:
     """Sentences on the outputs that become files, and on what an input says of its place in the
     world that outputs do not get.
 
     Args:
         source: The input.
         sinks: The outputs.
+        look: Whether to look at the values of a raster.
 
     Yields:
         The sentences.
     """
     kinds = {getattr(sink, "kind", None) for sink in sinks}
-    if getattr(source, "georeferenced", False):
+    georeferenced = getattr(source, "georeferenced", False)
+    if look and georeferenced:
         yield from _undeclared(source)
-    if getattr(source, "georeferenced", False) and kinds != {"cog"}:
+    if georeferenced and kinds != {"cog"}:
         yield (
             "the output does not get the raster's CRS, transform and no-data value; a GeoTIFF "
             "(*.tif) does"

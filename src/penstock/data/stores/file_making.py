@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
@@ -18,7 +17,7 @@ from uuid import NAMESPACE_OID, uuid5
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import in_order, require, system_errors, usable_cores
+from ...base import in_order, read_json, require, system_errors, usable_cores
 from ..box import Box
 from ..levels import Rule
 from .file_formats import LENGTHS, OME_UNITS, TIMES, ending_of
@@ -78,7 +77,9 @@ def _write(
     sink: FileSink, work: Path, rule: Rule, count: int | None, progress: Callable[[int], None]
 ) -> None:
     scratch = str(scratch_of(sink.path))
-    image, says = level_of(scratch, 0, ""), _record_in(scratch)
+    image = level_of(scratch, 0, "")
+    # What the scratch says of the file besides its frame.
+    says = read_json(Path(scratch, "zarr.json"))["attributes"]["penstock"]
     if sink.tiles is not None:
         count = sink.tiles.levels(count)
         for level in range(1, count):
@@ -94,13 +95,6 @@ def _write(
         )  # fmt: skip
         numbers = range(len(Group.at(scratch).image()["datasets"]))
         write_ome_tiff(work, [level_of(scratch, number, "") for number in numbers], progress)
-
-
-def _record_in(scratch: str) -> Mapping[str, Any]:
-    """What the scratch says of the file besides its frame."""
-    document = json.loads(Path(scratch, "zarr.json").read_text(encoding="utf-8"))
-    record: Mapping[str, Any] = document["attributes"]["penstock"]
-    return record
 
 
 def rows_of(

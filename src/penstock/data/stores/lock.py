@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import PenstockError, UsageError, describe
-from .lock_holder import HELD, Entry, is_left_behind, is_living, this_holder
-from .lock_place import NoLock, place_of
+from .lock_place import HELD, Entry, NoLock, is_left_behind, is_living, place_of, this_holder
 from .protocols import Located
 from .transient import is_transient
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError
-from ..box import Box
-from ..grid import Grid, indices
+from ..box import Box, Grid, indices
 from .protocols import Source
 
 ChunkVolume = tuple[int, tuple[int, ...]]

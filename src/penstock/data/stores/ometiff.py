@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, describe, format_bytes, require
-from ..box import Box
-from ..grid import Grid, flatten, indices
+from ..box import Box, Grid, flatten, indices
 from .cf_packing import Packing
 from .protocols import AXES, check_dtype
 from .sliced import Asked, OpenedArray, Readable, decoded_once

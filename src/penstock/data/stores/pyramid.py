@@ -18,15 +18,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, in_order
-from ..box import Box
-from ..grid import Grid
+from ..box import Box, Grid
 from ..levels import SPACE, LevelBelow, Rule, box_above, levels_below, reduced
 from ..normalize import Histogram
 from .frames import shown_channels
@@ -168,8 +166,9 @@ def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
         threads: Chunks that are compared at a time.
 
     Returns:
-        For each level below the first the number of chunks, and of those that differ. Empty where
-        the metadata does not say how levels were made.
+        For each level below the first the number of chunks, and of those that differ; one of none
+        where its array is gone, or one above. Empty where the metadata does not say how levels were
+        made.
     """
     if not isinstance(path := parse_spec(spec), str):
         return {}
@@ -177,12 +176,17 @@ def count_differing(spec: Any, threads: int = 1) -> dict[int, tuple[int, int]]:
     image = group.image() if "multiscales" in group.ome else {}
     if image.get("type") not in get_args(Rule):
         return {}
-    levels = (level_of(path, number, "") for number in range(len(image["datasets"])))
-    counts = {}
-    for number, (above, made) in enumerate(pairwise(levels), 1):
+    numbers = range(1, len(image["datasets"]))
+    counts, above = dict[int, tuple[int, int]](), level_of(path, 0, "")
+    for number in numbers:
+        try:
+            made = level_of(path, number, "")
+        except UsageError:
+            return dict.fromkeys(numbers, (0, 1)) | counts
         cells = Grid(made.domain, made.chunks, (0,) * 5)
         same = in_order(partial(_is_of, above, made, image["type"]), cells, threads, ahead=1)
         counts[number] = len(cells), sum(not each for each in same)
+        above = made
     return counts
 
 
@@ -351,12 +355,12 @@ def _window(level: TensorStoreSource, channel: int, most: int) -> dict[str, floa
     cells = Grid(Box(tuple(start), tuple(stop)), _COUNTED, tuple(start))
     number = min(len(cells), most)
     places = [(2 * place + 1) * len(cells) // (2 * number) for place in range(number)]
-    histogram = Histogram(level.dtype)
+    histogram = Histogram(level.dtype, _PERCENTILES)
     while not histogram.done:
         for place in places:
             with plainly():
                 histogram.add(level.read(cells[place]))
-        histogram.advance(_PERCENTILES)
+        histogram.advance()
     if not histogram.count:  # nothing is finite
         return {"start": 0, "end": 1}
     least, low, high, greatest = map(histogram.percentile, (0, *_PERCENTILES, 100))

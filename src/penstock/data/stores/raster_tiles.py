@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import in_order, require
-from ..box import Box
-from ..grid import Grid, flatten, indices
+from ..box import Box, Grid, flatten, indices
 from ..levels import Rule, box_above, levels_below, reduced
 from .raster import GDAL_OPTIONS, Georeference
 from .tile_packs import TilePacks

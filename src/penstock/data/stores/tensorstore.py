@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import PenstockError
-from ..box import Box
-from ..grid import Grid
+from ..box import Box, Grid
 from .cf_packing import Packing
 from .frames import Framed, canonical, to_five
 from .kvstore import (

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import scrub
-from ..box import Box
-from ..grid import Grid, indices
+from ..box import Box, Grid, indices
 from .added import added_store
 from .file_formats import ending_of
 from .frames import to_five

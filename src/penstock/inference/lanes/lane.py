@@ -82,7 +82,7 @@ class Lane:
                 while index is not None and (row := self._free_row(index)) is not None:
                     self._gather(opened, native, index, row)
                     index = next(waiting, None)
-            if index is None and not self._is_full():
+            if index is None and any(self._free_row((n,)) is not None for n in (0, 1)):
                 loaded.wait()
                 self.read_pool.give(array)
                 yield from self._unblocked()
@@ -106,9 +106,6 @@ class Lane:
         else:
             row = len(self._slots)
         return row if row < self.job.net.batch else None
-
-    def _is_full(self) -> bool:
-        return all(self._free_row((place,)) is None for place in (0, 1))
 
     def _unblocked(self) -> Iterator[Computed]:
         """The bricks that are complete, where some patches of bricks are left out.

@@ -33,11 +33,10 @@ from ...data import Box, OutputLock, Sink, Source, open_source
 from ..run_folder.block_log import digest_of
 from ..run_folder.folder import read_run
 from ..run_folder.names import HOLES_FILE, IDS_FILE, OWNERS_FILE, STARTS_FILE
-from .block_record import BlockRecord, load_table, record_of, save_table
+from .block_record import BlockRecord, Measures, load_table, measure_block, record_of, save_table
 from .components import ComponentRule, HoleTable, LocalLabels
 from .decoded_views import Owners, ViewWork, painted
 from .label_output import RoundWork, output_of
-from .object_measures import Measures, measure_block
 
 
 @dataclass(frozen=True)

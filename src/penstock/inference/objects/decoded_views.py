@@ -38,11 +38,10 @@ from numpy.typing import NDArray
 from ...base import LabelConfig, UsageError, groups_of, in_order, require
 from ...data import Box, Grid, Source, flatten
 from ..tiling.geometry import per_axis
-from .block_record import faces_of, load_table, save_array, save_table
+from .block_record import extents_of, faces_of, load_table, numbers_of_cells, save_array, save_table
 from .components import LocalLabels, in_order_of_first, runs_of
 from .decoders import Decoder, check_decoder, opened_decoder
 from .label_output import RoundWork
-from .object_measures import extents_of, numbers_of_cells
 
 _HEADERS = threading.Lock()
 """Held while a header is read: numpy parses it, which fails in two threads of Python 3.11 at once

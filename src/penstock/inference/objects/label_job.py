@@ -45,7 +45,7 @@ MEASURING_BYTES = 20
 """Bytes for each voxel that come on top where objects are measured."""
 JOINED_BYTES, MEASURED_BYTES = 100, 400
 """Bytes that the join takes for each object of a block, and those with what is measured."""
-_OF_ONE_START = frozenset(
+OF_ONE_START = frozenset(
     "in_spec out_spec overwrite resume workers block max_memory run_dir take_over levels prepare "
     "part finish cluster worker_timeout".split()
 )
@@ -146,7 +146,7 @@ class LabelJob:
         start, stop = self.domain.start, self.domain.stop
         places = [list(each) for each in product(*map(range, self.sink.domain.start[:2],
                                                        self.sink.domain.stop[:2]))]  # fmt: skip
-        return {key: value for key, value in settings.items() if key not in _OF_ONE_START} | {
+        return {key: value for key, value in settings.items() if key not in OF_ONE_START} | {
             "input": self.source.fingerprint,
             "decoder": _decoder_facts(config.decoder or "components"),
             "intensity": None if image is None else image.fingerprint,

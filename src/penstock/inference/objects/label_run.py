@@ -289,7 +289,7 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
     before = journal.before
     if not before:
         labelling.output("uint32", overwrite=config.overwrite).check()
-    with entered(journal, [labelling.sink], config) as lock:
+    with entered(journal, [labelling.sink], take_over=config.take_over, retry_for=None) as lock:
         if not before:  # what an earlier run has found, before this one has a name
             journal.lock()
             clear(labelling)
@@ -304,7 +304,7 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
             facts["output"] = before["output"]
             journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
         if not is_complete(labelling.folder) or len(journal.done) < len(labelling.work.grid):
-            begin(journal, lock, config, facts, prepared)
+            begin(journal, lock, facts, prepared, retry_for=None)
         with noting_end(journal.save):
             yield LabelRun(labelling, journal, lock)
 
@@ -321,7 +321,10 @@ def joined(labelling: LabelJob, writer: str | None) -> Iterator[LabelRun]:
     journal.writer = writer
     if _is_gone(labelling, journal):
         raise removed(labelling.sink.name)
-    with entered(journal, [labelling.sink], labelling.config, member=writer is not None) as lock:
+    take_over, member = labelling.config.take_over, writer is not None
+    with entered(
+        journal, [labelling.sink], take_over=take_over, retry_for=None, member=member
+    ) as lock:
         journal.join()  # with a lock: one process ends a round
         yield LabelRun(labelling, journal, lock)
 

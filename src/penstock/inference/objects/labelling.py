@@ -24,14 +24,15 @@ from ...base import (
     Incomplete,
     InferConfig,
     LabelConfig,
+    as_settings,
     number_ranges,
     plural,
     share_of,
 )
-from ..run_folder.folder import is_complete
-from ..run_folder.journal import Prepared
+from ..run_folder.folder import is_complete, read_run
+from ..run_folder.journal import Journal, Prepared, check_same
 from .block_work import Over, Round, processes
-from .label_job import LabelJob
+from .label_job import OF_ONE_START, LabelJob
 from .label_run import LabelRun, LabelSummary, begun, joined
 
 Show = Callable[[int], None]
@@ -171,13 +172,32 @@ def lacking_of_instances(
 
     Returns:
         Both, or for a step that joins them the one that is not complete; empty if all is there.
+
+    Raises:
+        UsageError: All is there, and made with other settings than a start with --resume has.
     """
+    folder = _folder_of(label)
     if not scores.joins:
+        if label.resume and is_complete(folder) and Path(label.out_spec).exists():
+            _check_as_before(scores, label, folder)
+            return ()
         return "scores", "objects"
     assert scores.run_dir is not None
     if not is_complete(scores.run_dir):
         return ("scores",)
-    return () if is_complete(_folder_of(label)) else ("objects",)
+    return () if is_complete(folder) else ("objects",)
+
+
+def _check_as_before(scores: InferConfig, label: LabelConfig, folder: Path) -> None:
+    """Raise `UsageError` if objects that are complete were made with other settings."""
+    from ..opening.job import Job  # it loads torch
+
+    before = read_run(folder)["settings"]
+    now = dict.fromkeys(before) | as_settings(label)
+    check_same(folder, before, {name: now[name] for name in now if name not in OF_ONE_START})
+    job = Job(scores)
+    assert job.run_dir is not None
+    Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True)
 
 
 def remove_scratch(label: LabelConfig) -> None:

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from ...base import plural, require, writing_output
 from ...data import Box, Grid, Sink, Source
+from .block_record import Measures, add_measures, empty_measures, numbers_of_cells
 from .block_work import BlockWork
 from .face_joins import Contacts, Numbering
-from .object_measures import Measures, add_measures, empty_measures, numbers_of_cells
 
 _SIDES = (64, 256, 256)
 """The most voxels of a cutout, z y x."""

@@ -33,13 +33,10 @@ CONTENT_BYTES = 256 * 2**20
 VOXEL_CODE = (
     "data/box.py",
     "data/filled_mask.py",
-    "data/grid.py",
     "data/levels.py",
     "data/normalize.py",
     "data/resampling.py",
-    "data/scaled_grid.py",
     "data/stores",
-    "data/value_limits.py",
     "models",
     "inference",
 )

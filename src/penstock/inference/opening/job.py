@@ -6,7 +6,7 @@ Opening changes nothing: a job may be planned, shown and thrown away. `run` carr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from ...data import (
     Source,
     check_knows_chunks,
     file_notes,
-    levels_below,
     why_no_lock,
 )
 from ...instruments import available_memory
 from ...models import (
     Model,
+    Recipe,
     Reduction,
     as_trained,
     find_devices,
@@ -41,12 +41,12 @@ from ..planning.plan import make_plan
 from ..run_folder.journal import Prepared
 from ..run_folder.names import default_run_dir
 from ..run_folder.reader import as_begun
-from ..tiling.geometry import PatchShape, block_halo
+from ..tiling.geometry import block_halo
 from . import identity
 from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
-from .heads import facts_of_heads, is_long, is_wide, plan_heads, rounded
+from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
 from .net import fit_net, with_kinds
-from .outputs import check_own_files, open_outputs, sizes_of_heads
+from .outputs import check_own_files, level_bytes, open_outputs, sizes_of_heads
 from .sample import box_of, cropped, open_sample
 from .seam_error import SeamTrial
 from .seams import aligned, fitted, patch_shape, tiled
@@ -60,10 +60,6 @@ from .selection import (
     volumes_of,
     with_bands,
 )
-
-_MOST_LEVEL_BYTES = 2**27
-"""Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this
-much in a volume of 1500 voxels along y and x."""
 
 
 class Job:
@@ -89,64 +85,36 @@ class Job:
         Raises:
             UsageError: What the settings ask for cannot be done. Nothing was created.
         """
-        self.asks_overlap = config.overlap is not None
         config, self.begun = as_begun(config)
         self.config = fitted(config, lambda other: Job(other, part, peers, trial=True))
         self.peers, self.trial = peers, trial
+        self.notes: list[str] = []
+        """Sentences on what was decided for the user, which the plan prints."""
         with torch_threads(self.config.threads):
             self._open(part)
 
     def _open(self, part: tuple[int, ...] | None) -> None:
+        """Each step takes what those above it have decided. Where the user leaves a setting open,
+        it is decided once: by the network's makers, by what the input holds, or by the patch."""
+        overlap_is_open = self.config.overlap is None
         model = self._load_model()
-        self.config, self.values = normalised_as(self.config, model.recipe)
-        config = self.config
-        self.input = open_input(config)
-        start, stop = self.input.domain.start, self.input.domain.stop
-        times = select(config.t, start[0], stop[0], "--t")
-        channels, picked = channels_of(config, self.input, model.recipe)
-        self.selected = times, channels
-        model, at_once = with_bands(config, model, self.input, len(channels))
-        self.volumes = volumes_of(times, channels, model, len(self.values.each))
-        self.config, cut = cropped(config, model.recipe, self.input, self.volumes, self.begun)
-        source, resized = self._on_network_grid(model)
+        model = self._select(model)
+        source = self._on_network_grid(model)
         model = self._with_outputs(model)
-        frame = frame_of_outputs(config, self.input, self.way)
         self.sample = open_sample(self.config, self.input, source)
-        shape = self._patch(source, model)
-        config = self.config
-        self.net = fit_net(config, self.devices, model, shape, source.dtype)
-        obeyed = obeyed_heads(config, model.recipe, self.input)
-        later = self.reduction if self.reduces_later else None
-        heads = facts_of_heads(
-            self.net.footprint.heads, len(config.out_spec), model.name, obeyed, later
-        )
-        fits = aligned(shape, heads, may_change=not self.asks_overlap, back=self.back)
-        if fits != shape:
-            self.config = config = config.model_copy(update={"overlap": fits.overlap})
-            shape = fits
-        if config.missing == "error":
-            check_knows_chunks(source)
+        heads = self._cut(source, model, overlap_is_open)
+        config = self.config  # nothing is open from here on
         self.head_facts, judging_bytes = with_kinds(
             config, heads, self.net, self.values, source, self.volumes[0]
         )
-        self.outputs = open_outputs(
-            config, frame, self.selected, model.in_channels, self.head_facts
-        )
-        self.written = frame.domain
-        carrier = str(self.net.carrier).removeprefix("torch.")
-        self.heads = plan_heads(
-            config, self.head_facts, self.sinks, carrier=carrier, scalings=len(self.values.each),
-            corner=source.domain.start[2:], resampled=self.back is not None,
-        )  # fmt: skip
-        self.sliding = sliding_of(config, model.recipe, self.heads)
-        notes = [*self.as_trained, *resized, *picked, *cut, *at_once, *uneven(self.selected)]
-        facts = _gather_facts(self, source, shape, judging_bytes, notes)
+        self._open_outputs(source, model.recipe)
+        facts = _gather_facts(self, source, judging_bytes)
         self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
         if config.joins:
             part = Prepared.read(self.run_dir).part
-        self.plan = make_plan(config, facts, shape, part)
+        self.plan = make_plan(config, facts, self.net.shape, part)
         if self.tiled.measured and not self.trial:
-            self.plan = _seam_trial(self, source, later).measured(self.plan)
+            self.plan = _seam_trial(self, source).measured(self.plan)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
         as_stored = self.way is None and not self.values.first
@@ -164,44 +132,56 @@ class Job:
     def sinks(self) -> list[Sink]:
         return [output.sink for output in self.outputs]
 
-    def _on_network_grid(self, model: Model) -> tuple[Source, list[str]]:
-        """The input as the network sees it, and notes on its voxel size."""
-        config, recipe = self.config, model.recipe
-        self.crop = box_of(config, self.input) if recipe and recipe.crops else None
-        self.way, notes = network_grid(config, self.input, recipe, self.crop)
-        self.values = self.values.in_order(recipe, self.way, everywhere=config.mask is None)
-        source = NormalisedSource(self.input) if self.values.first else self.input
-        self.back, self.inner = None, self.crop
-        if self.way is None:
-            return source, notes
-        if self.way.inner is not None:
-            self.inner = self.way.inner[1]
-        if config.output_voxel_size == "input":
-            self.back = self.way.back(min(config.resample_order, 1))
-        return ResampledSource(source, self.way), notes
-
-    def _patch(self, source: Source, model: Model) -> PatchShape:
-        """Patch and overlap, which the settings have from here on."""
-        has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
-        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z, self.begun)
-        self.config = self.tiled.config
-        return patch_shape(self.config, has_z, model.spatial_axes)
-
     def _load_model(self) -> Model:
-        """The model; also finds its devices."""
+        """The model and its devices. What its makers say decides what the user leaves open."""
         config = self.config
         self.devices = find_devices(config.devices)
         self.bare = model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
-        self.config, self.as_trained = with_defaults(config, model.recipe)
+        config, notes = with_defaults(config, model.recipe)
+        self.notes += notes
         # What the user says of the heads wins over what their training recorded.
-        if config.head_kind is None:
+        if self.config.head_kind is None:
             model, notes = as_trained(model, rescaled=config.denormalize)
-            self.as_trained += notes
-        reduce = self.config.reduce
-        self.reduction = None if reduce is None else Reduction.parse(reduce)
+            self.notes += notes
+        self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
+        self.config, self.values = normalised_as(config, model.recipe)
         return model
+
+    def _select(self, model: Model) -> Model:
+        """The model as it takes the channels of the input; also opens this, and finds the volumes
+        and the box that the job is of."""
+        config = self.config
+        self.input = open_input(config)
+        start, stop = self.input.domain.start, self.input.domain.stop
+        times = select(config.t, start[0], stop[0], "--t")
+        channels, picked = channels_of(config, self.input, model.recipe)
+        self.selected = times, channels
+        model, at_once = with_bands(config, model, self.input, len(channels))
+        self.volumes = volumes_of(times, channels, model, len(self.values.each))
+        self.config, cut = cropped(config, model.recipe, self.input, self.volumes, self.begun)
+        self.notes += [*picked, *at_once, *cut, *uneven(self.selected)]
+        return model
+
+    def _on_network_grid(self, model: Model) -> Source:
+        """The input as the network sees it."""
+        config, recipe = self.config, model.recipe
+        self.crop = box_of(config, self.input) if recipe and recipe.crops else None
+        self.way, resized = network_grid(config, self.input, recipe, self.crop)
+        self.notes += resized
+        self.values = self.values.in_order(recipe, self.way, everywhere=config.mask is None)
+        source = NormalisedSource(self.input) if self.values.first else self.input
+        self.back, self.inner = None, self.crop
+        if self.way is not None:
+            source = ResampledSource(source, self.way)
+            if self.way.inner is not None:
+                self.inner = self.way.inner[1]
+            if config.output_voxel_size == "input":
+                self.back = self.way.back(min(config.resample_order, 1))
+        if config.missing == "error":
+            check_knows_chunks(source)
+        return source
 
     @property
     def reduces_later(self) -> bool:
@@ -219,6 +199,43 @@ class Job:
         self.attributes = identity.attributes(model.module)
         return model
 
+    def _cut(self, source: Source, model: Model, overlap_is_open: bool) -> list[HeadFacts]:
+        """Decide patch and overlap, fit the net to them, and return its heads. Their grids may
+        change an overlap that is open."""
+        has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
+        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z, self.begun)
+        config = self.tiled.config
+        shape = patch_shape(config, has_z, model.spatial_axes)
+        net = fit_net(config, self.devices, model, shape, source.dtype)
+        heads = facts_of_heads(
+            net.footprint.heads,
+            len(config.out_spec),
+            model.name,
+            obeyed_heads(config, model.recipe, self.input),
+            self.reduction if self.reduces_later else None,
+        )
+        fits = aligned(shape, heads, may_change=overlap_is_open, back=self.back)
+        self.net = replace(net, shape=fits)
+        if fits != shape:
+            config = config.model_copy(update={"overlap": fits.overlap})
+        self.config = config
+        return heads
+
+    def _open_outputs(self, source: Source, recipe: Recipe | None) -> None:
+        """Open the outputs, and decide what is done to each head and where patches lie."""
+        config, net = self.config, self.net
+        frame = frame_of_outputs(config, self.input, self.way)
+        self.written = frame.domain
+        self.outputs = open_outputs(
+            config, frame, self.selected, net.model.in_channels, self.head_facts
+        )
+        carrier = str(net.carrier).removeprefix("torch.")
+        self.heads = plan_heads(
+            config, self.head_facts, self.sinks, carrier=carrier, scalings=len(self.values.each),
+            corner=source.domain.start[2:], resampled=self.back is not None,
+        )  # fmt: skip
+        self.sliding = sliding_of(config, recipe, self.heads)
+
     def maker(self) -> dict[str, Any]:
         """The code, versions and machine, which may change the last bits of voxels."""
         return identity.maker((self.input, *self.sinks), self.devices, self.config.threads)
@@ -226,46 +243,50 @@ class Job:
     def fingerprint(self) -> dict[str, Any]:
         """The facts that must be equal in two runs for them to write the same voxels into the same
         blocks."""
-        config, geometry, model = self.config, self.geometry, self.net.model
-        return {
-            "input": identity.of_input(self.input, resumes=config.resumes),
-            "domain": [self.written.start, self.written.stop],
-            "voxels": self.way and [*self.source.domain.shape[2:], repr(self.way)],
-            "outputs": [sink.fingerprint for sink in self.sinks],
-            "places": [[output.channels, output.places] for output in self.outputs],
-            "factors": [[*map(str, output.grid.factors)] for output in self.outputs],
-            "dtypes": [self.input.dtype.name, *[sink.dtype.name for sink in self.sinks]],
-            "model": [Path(model.name).name, model.code, model.in_channels],
-            "sources": identity.sources(model.reference, model.module),
-            "weights": identity.weights(model.module),
-            "attributes": self.attributes,
-            "volumes": [[v.t, list(v.channels)] for v in self.volumes],
-            "sample": self.sample and self.sample.facts,
-            "patch": geometry.patch,
-            "overlap": geometry.overlap,
-            "block": geometry.block,
-            "seam": [geometry.seam, config.min_blend_weight, repr((self.sliding, geometry.inner))],
-            "normalize": [
-                config.normalize,
-                config.norm_lower,
-                config.norm_upper,
-                config.norm_level,
-                repr(self.values.each),
-            ],
-            "eps": config.eps,
-            "clip": self.net.clip,
-            "denormalize": config.denormalize,
-            "heads": [[head.name, head.kind, head.work.name, head.gain] for head in self.heads],
-            "halo": block_halo(config, geometry),
-            "outputs_of": [config.tta, config.reduce],
-            "arithmetic": [str(self.net.amp), config.tf32, config.compile],
-            "compile_dynamic": config.compile and config.compile_dynamic,
-            "devices": sorted({device.type for device in self.devices}),
-        }
+        return _fingerprint_of(self)
 
 
-def _seam_trial(job: Job, source: Source, later: Reduction | None) -> SeamTrial:
-    """What measures the difference at seams. ``later`` reduces blocks that are whole."""
+def _fingerprint_of(job: Job) -> dict[str, Any]:
+    config, geometry, model = job.config, job.geometry, job.net.model
+    return {
+        "input": identity.of_input(job.input, resumes=config.resumes),
+        "domain": [job.written.start, job.written.stop],
+        "voxels": job.way and [*job.source.domain.shape[2:], repr(job.way)],
+        "outputs": [sink.fingerprint for sink in job.sinks],
+        "places": [[output.channels, output.places] for output in job.outputs],
+        "factors": [[*map(str, output.grid.factors)] for output in job.outputs],
+        "dtypes": [job.input.dtype.name, *[sink.dtype.name for sink in job.sinks]],
+        "model": [Path(model.name).name, model.code, model.in_channels],
+        "sources": identity.sources(model.reference, model.module),
+        "weights": identity.weights(model.module),
+        "attributes": job.attributes,
+        "volumes": [[v.t, list(v.channels)] for v in job.volumes],
+        "sample": job.sample and job.sample.facts,
+        "patch": geometry.patch,
+        "overlap": geometry.overlap,
+        "block": geometry.block,
+        "seam": [geometry.seam, config.min_blend_weight, repr((job.sliding, geometry.inner))],
+        "normalize": [
+            config.normalize,
+            config.norm_lower,
+            config.norm_upper,
+            config.norm_level,
+            repr(job.values.each),
+        ],
+        "eps": config.eps,
+        "clip": job.net.clip,
+        "denormalize": config.denormalize,
+        "heads": [[head.name, head.kind, head.work.name, head.gain] for head in job.heads],
+        "halo": block_halo(config, geometry),
+        "outputs_of": [config.tta, config.reduce],
+        "arithmetic": [str(job.net.amp), config.tf32, config.compile],
+        "compile_dynamic": config.compile and config.compile_dynamic,
+        "devices": sorted({device.type for device in job.devices}),
+    }
+
+
+def _seam_trial(job: Job, source: Source) -> SeamTrial:
+    """What measures the difference at seams."""
     return SeamTrial(
         job.net,
         job.values,
@@ -273,16 +294,14 @@ def _seam_trial(job: Job, source: Source, later: Reduction | None) -> SeamTrial:
         job.volumes[0],
         job.devices[0],
         labels=job.head_facts[0].kind == "labels",
-        later=later,
+        later=job.head_facts[0].reduction,
         sliding=job.sliding if job.heads[0].blended else None,
         floor=job.config.min_blend_weight,
         tf32=job.config.tf32,
     )
 
 
-def _gather_facts(
-    job: Job, source: Source, shape: PatchShape, judging_bytes: int, notes: Iterable[str]
-) -> Facts:
+def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
     """The facts that a plan needs, from the opened job and from the machine. The base leaves out
     ``judging_bytes``, which the test of the heads left in the heap: forwards use them again, and
     are counted themselves."""
@@ -309,7 +328,7 @@ def _gather_facts(
         batch=net.batch,
         in_channels=net.model.in_channels,
         **sizes_of_heads(
-            job.outputs, heads, source.domain[2:], job.written[2:], shape, job.sample is not None
+            job.outputs, heads, source.domain[2:], job.written[2:], net.shape, bool(job.sample)
         ),
         write_grids=tuple(output.write_grid for output in job.outputs),
         anchor=job.outputs[0].anchor,
@@ -332,11 +351,9 @@ def _gather_facts(
         ),
         sample_bytes=_sample_bytes(job),
         seams=job.tiled.line,
-        arithmetic=identity.arithmetic_of(
-            identity.maker([job.input, *job.sinks], devices, job.config.threads)
-        ),
-        notes=(*notes, *_notes(job, source)),
-        level_bytes=_level_bytes(job),
+        arithmetic=identity.arithmetic_of(job.maker()),
+        notes=(*job.notes, *_notes(job, source)),
+        level_bytes=level_bytes(job.config, job.sinks),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
 
@@ -349,20 +366,6 @@ def _sample_bytes(job: Job) -> int:
     return flags
 
 
-def _level_bytes(job: Job) -> int:
-    """Bytes for the first level below outputs, of whose blocks some are in flight."""
-    config = job.config
-    if config.levels == "none":
-        return 0
-    images = [sink for sink in job.sinks if getattr(sink, "documents", None)]
-    below = [levels_below(sink.domain.shape, count=config.levels) for sink in images]
-    return sum(
-        min(_MOST_LEVEL_BYTES, math.prod(levels[0].shape) * sink.dtype.itemsize)
-        for sink, levels in zip(images, below, strict=True)
-        if levels
-    )
-
-
 def _free_device_memory(devices: Sequence[torch.device]) -> int | None:
     gpus = [device for device in devices if device.type == "cuda"]
     return min((torch.cuda.mem_get_info(device)[0] for device in gpus), default=None)
@@ -373,7 +376,7 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
     config, net = job.config, job.net
     yield from filter(None, map(why_no_lock, job.sinks))
     yield from getattr(job.input, "notes", ())  # stores of others need not have any
-    yield from file_notes(source, job.sinks)
+    yield from file_notes(source, job.sinks, look=not (job.trial or config.joins))
     yield from filter(None, map(rounded, job.head_facts, job.sinks))
     dtype = str(net.model.dtype).removeprefix("torch.")
     lossless = dtype == source.dtype or (dtype == "float64" and not is_long(source.dtype))

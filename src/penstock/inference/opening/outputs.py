@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 from ...base import InferConfig, UsageError, check_folder, check_outputs
-from ...data import SAME, Box, ScaledGrid, Sink, Source, on_grid, open_sink, overlap
+from ...data import (
+    SAME,
+    Box,
+    ScaledGrid,
+    Sink,
+    Source,
+    levels_below,
+    on_grid,
+    open_sink,
+    overlap,
+)
 from ...models import model_files
 from ..run_folder.bucket_folder import RemoteFolder
 from ..run_folder.names import RUN_FILES
@@ -23,6 +33,10 @@ from ..run_folder.reader import Placed
 from ..tiling.geometry import PatchShape, per_axis
 from .heads import HeadFacts, HeadPlan, default_dtype, packing_of_scores
 from .selection import as_selected
+
+_MOST_LEVEL_BYTES = 2**27
+"""Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this
+much in a volume of 1500 voxels along y and x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +167,19 @@ def sizes_of_heads(
         "summed": any(head.summed for head in heads),
         "output_bytes": sum(count * itemsize for count, itemsize in sized),
     }
+
+
+def level_bytes(config: InferConfig, sinks: Sequence[Sink]) -> int:
+    """Bytes for the first level below outputs, of whose blocks some are in flight."""
+    if config.levels == "none":
+        return 0
+    images = [sink for sink in sinks if getattr(sink, "documents", None)]
+    below = [levels_below(sink.domain.shape, count=config.levels) for sink in images]
+    return sum(
+        min(_MOST_LEVEL_BYTES, math.prod(levels[0].shape) * sink.dtype.itemsize)
+        for sink, levels in zip(images, below, strict=True)
+        if levels
+    )
 
 
 def of_head(source: Source, grid: ScaledGrid) -> Source:

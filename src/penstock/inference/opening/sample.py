@@ -185,7 +185,11 @@ class SampleRegion:
             nearest = Nearest(of, mask, "--mask") if other else self.of_mask
             time = volume.t if mask.domain.shape[0] > 1 else mask.domain.start[0]
             of_mask = Volume(time, (mask.domain.start[1],))
-            inside &= nearest.overlay(box, lambda hull: _hits(mask, of_mask, hull, _is_set))
+            inside &= nearest.overlay(
+                box,
+                # NaN is not known to be sample.
+                lambda hull: _hits(mask, of_mask, hull, lambda v: (v != 0) & np.isfinite(v)),
+            )
         return inside
 
     def reaches(
@@ -216,10 +220,6 @@ def _hits(
 ) -> NDArray[np.bool_]:
     """Whether any channel of each voxel of a box passes a test."""
     return np.asarray(test(volume.array(source, box)).any(axis=0))
-
-
-def _is_set(values: NDArray[Any]) -> NDArray[np.bool_]:
-    return (values != 0) & np.isfinite(values)  # NaN is not known to be sample
 
 
 def _box(said: Sequence[str], source: Source) -> Box:

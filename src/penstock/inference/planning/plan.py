@@ -14,7 +14,7 @@ from itertools import pairwise, product
 
 from ...base import InferConfig, Refused, format_bytes, format_count, plural, significant
 from ...data import Box, in_words
-from ..run_folder.block_set import BlockSet
+from ..run_folder.block_log import BlockSet
 from ..tiling.geometry import Brick, Geometry, PatchShape
 from ..tiling.parts import Extent, Parts
 from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, reads

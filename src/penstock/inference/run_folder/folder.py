@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...base import RUN_FILE, SUMMARY_FILE, UsageError, plural
-from .block_log import Checks, Key, read_entries, read_lines
-from .block_set import BlockSet
+from .block_log import BlockSet, Checks, Key, read_entries, read_lines
 from .bucket_folder import RemoteFolder, RemoteLog
 from .local import LocalFolder, LogFile
 from .names import LOG_FILE

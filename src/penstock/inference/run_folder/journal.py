@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE, UsageError, scrubbed
-from .block_log import CHECKSUM, Key, line_of
-from .block_set import BlockSet
+from .block_log import CHECKSUM, BlockSet, Key, line_of
 from .folder import Folder, Log, Notes, folder_at, lost_lines, read_document, read_run
 from .names import (
     ENDING_FILE,
@@ -134,8 +133,8 @@ class Journal:
         folder.check()
         if not resume or not (before := read_run(folder)):
             return journal
-        _check_same(folder, before.get("fingerprint", {}), journal.fingerprint)
-        _check_same(folder, before.get("maker", {}), journal.maker)
+        check_same(folder, before.get("fingerprint", {}), journal.fingerprint)
+        check_same(folder, before.get("maker", {}), journal.maker)
         journal.before = before
         journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
@@ -256,7 +255,8 @@ class Journal:
             self.folder.close()
 
 
-def _check_same(folder: Folder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(folder: Folder | Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if a run was begun with other facts than those of ``now``."""
     if (name := differing(before, now)) is not None:
         raise UsageError(
             f"the run in {folder} had {name} {before.get(name)!r}, and here it is {now[name]!r}; "

@@ -44,8 +44,9 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
         sink.check()
         if getattr(sink, "made", False) and journal.skipped < job.plan.num_blocks:
             raise UsageError(f"--resume: {no_block_again(sink.name)}")
-    with entered(journal, job.sinks, job.config) as lock:
-        begin(journal, lock, job.config, _facts(job, journal), prepared)
+    limit = job.config.retry_for
+    with entered(journal, job.sinks, take_over=job.config.take_over, retry_for=limit) as lock:
+        begin(journal, lock, _facts(job, journal), prepared, retry_for=limit)
         if journal.before and journal.skipped < job.plan.num_blocks:
             take_levels_away(job)
         with noting_end(journal.save):
@@ -70,7 +71,10 @@ def joined(
             "give --run-dir s3://BUCKET/PREFIX, or a folder that all workers share"
         )
     journal.writer = writer
-    with entered(journal, job.sinks, job.config, member=not ends) as lock:
+    config = job.config
+    with entered(
+        journal, job.sinks, take_over=config.take_over, retry_for=config.retry_for, member=not ends
+    ) as lock:
         for sink in job.sinks:
             if not sink.exists:  # to open it would create it, without blocks that logs name
                 raise removed(sink.name)
@@ -79,27 +83,27 @@ def joined(
 
 @contextlib.contextmanager
 def entered(
-    journal: Journal, sinks: Sequence[Sink], config: Any, *, member: bool = False
-) -> Iterator[OutputLock]:
+    journal: Journal, sinks: Sequence[Sink], *, take_over: bool, retry_for: float | None,
+    member: bool = False,
+) -> Iterator[OutputLock]:  # fmt: skip
     """A context with the journal of a run and the lock of its outputs, which is taken, or which a
-    ``member`` of the run only reads."""
+    ``member`` of the run only reads. A store that does not answer is tried again for ``retry_for``
+    seconds, once for None."""
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         take = partial(
             OutputLock.take,
             sinks,
             journal.run,
             folder=None if journal.folder is None else journal.folder.place,
-            check=partial(journal.check_maker, take_over=config.take_over),
-            take_over=config.take_over,
+            check=partial(journal.check_maker, take_over=take_over),
+            take_over=take_over,
             member=member,
         )
-        with contextlib.closing(_tried(config, take)) as lock:
+        with contextlib.closing(_tried(retry_for, take)) as lock:
             yield lock
 
 
-def _tried(config: Any, work: Callable[[], Result]) -> Result:
-    """Do some work with the lock, as patiently as the settings say; those of a labelling do not."""
-    limit = getattr(config, "retry_for", None)
+def _tried(limit: float | None, work: Callable[[], Result]) -> Result:
     return work() if limit is None else patiently(limit, "the lock", work)
 
 
@@ -119,12 +123,13 @@ def _journal(job: Runnable, *, resume: bool) -> Journal:
 def begin(
     journal: Journal,
     lock: OutputLock,
-    config: Any,
     facts: Mapping[str, Any],
     prepared: Prepared | None,
+    *,
+    retry_for: float | None,
 ) -> None:
     """Begin the run folder, and name the run in the lock as the maker of the outputs. ``facts`` are
-    what run.json says of the run."""
+    what run.json says of the run, ``retry_for`` is as for `entered`."""
     _say_unlocked(lock.lacking)
     with system_errors(f"--run-dir {journal.folder}"), saying_full():
         journal.lock()
@@ -135,7 +140,7 @@ def begin(
         # Before the output is replaced: a kill in between would leave a list of blocks that were
         # written to the old one. And before a trace is begun: another run may be writing both.
         journal.begin({"locked": not lock.lacking, **facts}, prepared=prepared)
-    _tried(config, lock.name)
+    _tried(retry_for, lock.name)
 
 
 def _facts(job: Runnable, journal: Journal) -> dict[str, Any]:

@@ -68,12 +68,11 @@ def all_done(counters: Counters) -> bool:
     return all(counter.done for counter in counters)
 
 
-def advance(job: Job, counters: Counters) -> None:
+def advance(counters: Counters) -> None:
     """End a pass of the counters of a volume."""
-    for number, counter in enumerate(counters):
+    for counter in counters:
         if not counter.done:
-            how = job.values.each[min(number, len(job.values.each) - 1)]
-            counter.advance((how.lower, how.upper))
+            counter.advance()
 
 
 def find_scalings(run: Run) -> dict[int, Scalings]:
@@ -163,7 +162,7 @@ def _count_volume(run: Run, number: int) -> None:
     counters = new_counters(run.job)
     while not all_done(counters):
         _stream(run, number, counters, iter(pieces_of(run.job.norm_source)))
-        advance(run.job, counters)
+        advance(counters)
     _save(run, number, counters)
 
 
@@ -289,7 +288,7 @@ class Counting:
             for file in files:
                 _merge(self.folder.read(file), counters)
             for each in counters:
-                advance(self.job, each)
+                advance(each)
             self.merged, self.counters = self.merged + 1, counters
         return True
 

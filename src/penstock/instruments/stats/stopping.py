@@ -131,7 +131,9 @@ class StopRule:
             self._next = math.ceil(n * 1.1)
             if self._precise(n):
                 self.done = "precise"
-            elif len(self._noises) == NOISES and self._stable():
+            elif len(self._noises) == NOISES and np.std(self._noises) < 0.05 * np.mean(
+                self._noises
+            ):
                 self.done = "noise_stable"
         if self.done is None and self._spent >= self._seconds:
             self.done = "budget"
@@ -142,7 +144,3 @@ class StopRule:
             return False
         median = (self._sorted[(n - 1) // 2] + self._sorted[n // 2]) / 2
         return (self._sorted[-1 - rank] - self._sorted[rank]) / 2 <= self._precision * median
-
-    def _stable(self) -> bool:
-        noises = np.array(self._noises)
-        return bool(noises.std() < 0.05 * noises.mean())

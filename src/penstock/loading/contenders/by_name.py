@@ -15,12 +15,12 @@ CONTENDERS = {
     "penstock": "penstock.loading.contenders.ours:Ours",
     "penstock-tensorstore": "penstock.loading.contenders.ours:by_tensorstore",
     "penstock-native": "penstock.loading.contenders.ours:native",
-    "tensorstore-loop": "penstock.loading.contenders.tensorstore_read:TensorStoreLoop",
-    "tensorstore-read": "penstock.loading.contenders.tensorstore_read:TensorStoreRead",
-    "torch": "penstock.loading.contenders.torch_workers:TorchWorkers",
-    "dask-sample": "penstock.loading.contenders.array_by_array:DaskSample",
-    "dask-stacked": "penstock.loading.contenders.array_by_array:DaskStacked",
-    "zarr": "penstock.loading.contenders.array_by_array:Zarr",
+    "tensorstore-loop": "penstock.loading.contenders.peers:TensorStoreLoop",
+    "tensorstore-read": "penstock.loading.contenders.peers:TensorStoreRead",
+    "torch": "penstock.loading.contenders.peers:TorchWorkers",
+    "dask-sample": "penstock.loading.contenders.peers:DaskSample",
+    "dask-stacked": "penstock.loading.contenders.peers:DaskStacked",
+    "zarr": "penstock.loading.contenders.peers:Zarr",
 }
 """The loaders that a benchmark compares, each ``module:Class``. `make_contender` calls them."""
 

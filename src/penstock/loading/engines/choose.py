@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 
 from ...base import UsageError
-from .chunk_selection import Location, Selection
-from .engine import Engine, EngineKnobs
+from .engine import Engine, EngineKnobs, Location, Selection
 
 ENGINES = {
     "native": "penstock.loading.engines.native:NativeEngine",

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from ...base import Pool, StageError, UsageError
 from ..fields import ChunkRead, Field, chunk_reads
 from ..permutation import Items
-from .chunk_selection import Arrays, Location, Selection
-from .engine import Check, Engine, EngineKnobs, Task
+from .engine import Arrays, Check, Engine, EngineKnobs, Location, Selection, Task
 from .zarr_chunks import ChunkLayout, copy_runs, decode_chunk, read_chunk_file, read_layout
 
 _SLACK = 1 << 16

@@ -29,8 +29,7 @@ from ...data import explained_errors, kvstore_of, plainly, read_key
 from ...instruments import is_safe_to_map
 from ..fields import Field
 from ..permutation import Items
-from .chunk_selection import Arrays, Location, Selection
-from .engine import Check, Engine, EngineKnobs
+from .engine import Arrays, Check, Engine, EngineKnobs, Location, Selection
 
 ts = require("tensorstore", "infer")
 

@@ -59,7 +59,8 @@ def read(parcel: Parcel) -> Package:
     heads = _heads(parcel, outputs)
     sides = [_side(axes[letter].size, len(spatial)) for letter in spatial]
     patch: Any = (1, *sides)[-3:]
-    halo = [_halo(outputs, letter) for letter in spatial]
+    made = [(_letter(axis), int(getattr(axis, "halo", 0) or 0)) for o in outputs for axis in o.axes]
+    halo = [max(halo for axis, halo in made if axis == letter) for letter in spatial]
     overlap: Any = (0, *(2 * each for each in halo))[-3:]
     recipe = Recipe(
         str(parcel.path),
@@ -127,13 +128,6 @@ def _side(size: Any, spatial: int) -> int:
         return size
     steps = max(0, math.ceil((_LEAST_PATCH[spatial] - size.min) / size.step))
     return int(size.min + steps * size.step)
-
-
-def _halo(outputs: Sequence[Any], letter: str) -> int:
-    return max(
-        int(getattr(axis, "halo", 0) or 0)
-        for each in outputs for axis in each.axes if _letter(axis) == letter
-    )  # fmt: skip
 
 
 def _spacing(axes: dict[str, Any], spatial: Sequence[str]) -> Any:

@@ -1,19 +1,30 @@
-"""A run of inference as a report."""
+"""A run of inference or of labelling as a report."""
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from ...base import RUN_FILE, format_bytes, format_count, format_seconds, plural, significant
+from ...base import (
+    RUN_FILE,
+    SUMMARY_FILE,
+    format_bytes,
+    format_count,
+    format_seconds,
+    plural,
+    read_json,
+    significant,
+)
 from ...data import ChunkCount
-from ...inference import Clipped
+from ...inference import AMBIGUOUS_FILE, Clipped, PlaneEnds, RunLook, is_label_run
 from ...instruments import bottleneck, median_interval
 from ..content import Chapter, Report
-from ..table import Section, settings_table
-from ..words import labels_line, listed
+from ..table import Section, labels_line, listed, settings_table
 from .job_files import InferenceRun, Telemetry
 from .pictures import output_pictures, seam_pictures, stage_pictures, telemetry_pictures
 
@@ -295,3 +306,49 @@ def worker_table(run: InferenceRun) -> list[tuple[str, ...]]:
         for worker in workers
     ]
     return [("process", "worked", "voxels", "Mvox/s"), *lines] if lines else []
+
+
+_ROWS = 20
+"""The most objects that are listed."""
+
+
+def is_labelling(folder: Path) -> bool:
+    """Whether it is the folder of a run of ``penstock label``."""
+    content: Any = read_json(folder / RUN_FILE)
+    return isinstance(content, dict) and is_label_run(content)
+
+
+def report_of_labels(folder: Path) -> Report:
+    """The report of a labelling.
+
+    Args:
+        folder: The folder, with run.json in it.
+
+    Returns:
+        The report.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    settings = read_json(folder / RUN_FILE)["settings"]
+    sections = [Section("Settings", settings_table(settings))]
+    name, summary = folder.name.removesuffix(".penstock"), folder / SUMMARY_FILE
+    if not summary.is_file():
+        state = RunLook(folder).status().line()
+        return Report(name, [f"Not done: {state}."], (), [Chapter(f"Objects: {name}", sections)])
+    done: dict[str, Any] = read_json(summary)
+    verdict = [f"{plural(done['objects'], 'object')}, and {done['left_out']:,} left out."]
+    if done["ends"]:
+        verdict.append(f"{PlaneEnds(**done['ends']).sentence()}.")
+    if done["joined"] is not None:
+        verdict.append(
+            f"Several blocks see {done['joined']:,}, the halo cuts {done['cut']:,}, and "
+            f"{done['ambiguous']:,} are ambiguous."
+        )
+    if (listed := folder / AMBIGUOUS_FILE).is_file():
+        with listed.open(encoding="utf-8", newline="") as file:
+            rows = [*islice(csv.reader(file), _ROWS + 1)]
+        more = f"The largest; all are in {listed}, and the picture {listed.with_suffix('.png')}."
+        sections.insert(0, Section("Ambiguous objects", rows, [more]))
+    about = [f"{done['taken']}, with {done['connectivity']} neighbours"]
+    return Report(name, verdict, about, [Chapter(f"Objects: {name}", sections)])

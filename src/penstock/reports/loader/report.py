@@ -38,8 +38,7 @@ from ...base import format_bytes, format_seconds, group_by, plural, significant
 from ...instruments import FAILED, Record
 from ..cell import cell_ratio, column_of, inverse, machine_namer, speed_up
 from ..charts.chart import Axis, Figure, Panel, Series
-from ..table import Section, scaled
-from ..words import bracket, or_dash, spread, times_bracket
+from ..table import Section, bracket, or_dash, scaled, spread, times_bracket
 from .cell import (
     COLD_MOST,
     COUNTS,
@@ -65,7 +64,18 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
         shares = "p50", "p95", "p99", "max", "batches"
         waits = [
             ("batch", "threads", "loader", "first batch", *shares, *COUNTS),
-            *map(_waits_line, group),
+            *(
+                (
+                    str(cell.batch),
+                    str(cell.threads),
+                    cell.loader,
+                    or_dash(cell.first_s, format_seconds),
+                    *(or_dash(cell.wait(q), format_seconds) for q in (0.5, 0.95, 0.99, 1.0)),
+                    str(len(cell.waits)),
+                    *(or_dash(cell.most(name), str) for name in COUNTS),
+                )
+                for cell in group
+            ),
         ]
         sections += [
             Section(where),
@@ -167,18 +177,6 @@ def _speed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
         for cell in group
     ]
     return lines
-
-
-def _waits_line(cell: LoaderCell) -> tuple[str, ...]:
-    return (
-        str(cell.batch),
-        str(cell.threads),
-        cell.loader,
-        or_dash(cell.first_s, format_seconds),
-        *(or_dash(cell.wait(q), format_seconds) for q in (0.5, 0.95, 0.99, 1.0)),
-        str(len(cell.waits)),
-        *(or_dash(cell.most(name), str) for name in COUNTS),
-    )
 
 
 def troubles(group: Sequence[LoaderCell]) -> list[str]:

@@ -12,8 +12,7 @@ import numpy as np
 from ...base import format_seconds, group_by, plural
 from ...instruments import CONFIDENCE, DRAWS, FAILED, Interval, Record
 from ..cell import cell_ratio, machine_namer
-from ..table import Section, scaled
-from ..words import or_dash, times_bracket
+from ..table import Section, or_dash, scaled, times_bracket
 from .cell import MB, LoaderCell, cache_label, loader_cells, percents_of
 
 RUNGS = {

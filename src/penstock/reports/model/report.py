@@ -21,8 +21,7 @@ from itertools import combinations, pairwise
 from ...base import format_bytes, format_count, format_seconds, group_by, plural
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio, inverse, speed_up
-from ..table import MB, Section, without_empty
-from ..words import listed, or_dash, spread, times_bracket
+from ..table import MB, Section, listed, or_dash, spread, times_bracket, without_empty
 from .cell import MODEL_COLUMNS, ModelCell, model_cells
 
 NOTABLE_TAIL = 0.1

@@ -35,8 +35,7 @@ from ...base import format_seconds, group_by, plural, significant
 from ...instruments import Interval, Record
 from ..cell import column_of, machine_namer, middle
 from ..charts.chart import Axis, Figure, Panel, Series
-from ..table import Section
-from ..words import bracket, of_launches, or_dash, spread
+from ..table import Section, bracket, of_launches, or_dash, spread
 from .cell import QueueCell, middle_of, queue_cells
 
 

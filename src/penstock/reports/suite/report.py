@@ -35,15 +35,17 @@ from ...instruments import FAILED, Record
 from ..cell import bootstrap_ratio
 from ..charts.chart import Axis, Figure, Panel, Series
 from ..content import Chapter, Report, markdown_page
-from ..table import Section, scaled, without_empty
-from ..words import (
+from ..table import (
+    Section,
     bracket,
     machine_words,
     nothing_measured,
     of_launches,
     or_dash,
+    scaled,
     spread,
     times_bracket,
+    without_empty,
 )
 from .cell import SuiteCell, runs_together, suite_cells
 

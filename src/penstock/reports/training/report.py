@@ -11,8 +11,7 @@ import numpy as np
 from ...base import ARGS, RESULTS, STEPS, format_bytes, format_seconds, plural, significant
 from ...instruments import median_interval
 from ..content import Chapter, Report
-from ..table import Section, settings_table
-from ..words import bracket, labels_line
+from ..table import Section, bracket, labels_line, settings_table
 from .fit_files import Steps, TrainingFolder
 from .pictures import training_pictures
 

@@ -23,8 +23,8 @@ from ...bench import pixels_of
 from ...instruments import Record
 from ..cell import cell_ratio, speed_up
 from ..model.cell import VARIANTS, ModelCell, model_cells
-from ..words import bracket
-from .loader_advice import write_settings_yaml
+from ..table import bracket
+from .settings_advice import write_settings_yaml
 
 _Goal = Literal["latency", "throughput", "training"]
 

@@ -148,12 +148,13 @@ def count_values(source: Source, parts: Sequence[Box], flag: str) -> Values:
 
 def percentiles_of(source: Source, part: Box, lower: float, upper: float) -> Scaling:
     """The scaling by exact percentiles of the finite values of a part of an array."""
-    histogram = Histogram(np.dtype(np.float32) if source.dtype.itemsize > 2 else source.dtype)
+    dtype = np.dtype(np.float32) if source.dtype.itemsize > 2 else source.dtype
+    histogram = Histogram(dtype, (lower, upper))
     while not histogram.done:
         for piece in pieces(source, part):
             histogram.add(piece)
-        histogram.advance((lower, upper))
-    return histogram.scaling(lower, upper)
+        histogram.advance()
+    return histogram.scaling()
 
 
 def kind_of(
