@@ -1,7 +1,5 @@
 """The rules of the house as ARCHITECTURE.md has them, and the package as its files have it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Small networks whose reach is known by arithmetic."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple

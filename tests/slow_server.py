@@ -11,8 +11,6 @@ files to this machine alone. It ends when its standard input closes, so at the l
 process ends that started it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

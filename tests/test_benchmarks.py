@@ -1,7 +1,5 @@
 """The benchmark's smoke test runs, and says of every contender that it ran or why it did not."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

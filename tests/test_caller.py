@@ -1,7 +1,5 @@
 """The caller's process is as it was after every call of the library, whatever became of it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

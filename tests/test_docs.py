@@ -1,8 +1,6 @@
 """Every command block of README and docs: parsed by the real parsers, and run in order; every link
 of them leads somewhere."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """docs/extending.md, followed to the letter; and what other packages add by entry points."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -3,8 +3,6 @@
 What a training does is asked of both, so that the same calls are tested where there is none.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

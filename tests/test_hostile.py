@@ -1,7 +1,5 @@
 """Files that claim, nest or wait without end, and streams that are closed or full."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The package is held to its own rules: wings, doors, purity, sizes, public names, start-up."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import importlib

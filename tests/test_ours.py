@@ -1,7 +1,5 @@
 """What is the user's own: no file that Penstock did not write, or that was edited, is replaced."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

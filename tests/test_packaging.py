@@ -1,7 +1,5 @@
 """What a stranger installs: names, extras, hints, the wheel, and the core alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Paths as people type them: relative, through ``..``, from home; and outputs in inputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

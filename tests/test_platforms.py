@@ -1,7 +1,5 @@
 """Systems that are not Linux, as far as one that is can show it: what they lack is hidden."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The reference says what the number of each knob counts."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator

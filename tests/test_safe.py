@@ -1,7 +1,5 @@
 """What others named is safe where it goes, and no key is written or printed."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

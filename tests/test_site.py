@@ -1,7 +1,5 @@
 """The site: it builds without a warning, opens from the disk, searches, and asks no network."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Names and tags: text of strangers, checked as it comes in, and kept where a run goes on."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """An error says flags on a command line, and parameters to who called a function of Python."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Threads, channels and budgets: order kept, bytes bounded, the first error first."""
 
-from __future__ import annotations
-
 import random
 import threading
 

@@ -1,7 +1,5 @@
 """Times as people, programs and SLURM write them, in seconds."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Settings of a record, as words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fixtures that several files of this folder share."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

@@ -1,7 +1,5 @@
 """Presets, command lines and records of suites."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory boundary: the exact edge of any staircase, in few launches, and always an end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

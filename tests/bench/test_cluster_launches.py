@@ -1,7 +1,5 @@
 """Launches on the workers of a cluster: what a worker does with one, and whole benchmarks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The supervisor: whatever a worker does becomes the right record, and the supervisor goes on."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -1,7 +1,5 @@
 """Limits from scripted launches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

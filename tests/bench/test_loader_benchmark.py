@@ -1,7 +1,5 @@
 """``penstock bench loader``: its cases, what it refuses, and the command from end to end."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scenarios ``loader`` and ``ladder`` on real data."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The measuring loop, under a clock that the tests turn."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """``penstock bench model``: its cases, and the command with a worker that makes its answers up."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

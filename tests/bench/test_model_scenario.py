@@ -1,7 +1,5 @@
 """Scenario ``model`` on small networks in files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Scenario ``queue`` against scripted loaders and clocks, and the verb."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping, Sequence

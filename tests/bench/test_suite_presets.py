@@ -1,7 +1,5 @@
 """Presets of the suite, and the seed's command lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A suite: what it refuses, its launches, and trainings from end to end."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Order, failures, resuming and interrupting of a sweep, with launches that are made up."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise

@@ -3,8 +3,6 @@
 python tests/bench/zoo.py REQUEST.json FD         the worker, with a measuring loop of one step
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

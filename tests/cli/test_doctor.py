@@ -1,7 +1,5 @@
 """``penstock doctor``: what it says of other machines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

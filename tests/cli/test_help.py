@@ -1,7 +1,5 @@
 """The help of every verb and kind: it begins with examples, which the real parsers take."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Iterator, Sequence

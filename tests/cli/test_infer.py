@@ -1,7 +1,5 @@
 """The command line as a user meets it: the seed's own command, bad input, resume after a kill."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

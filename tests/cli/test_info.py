@@ -1,7 +1,5 @@
 """`penstock info` says what an input holds, and the command that would take it."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``penstock inspect`` says how far a network sees."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a verb imports of ours: no more than its work needs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a command that is no benchmark leaves: a launch that compare and report take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``penstock view``: the planes of an array as a picture."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """One SLURM for all tests of this folder that ask for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

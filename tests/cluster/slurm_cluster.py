@@ -10,8 +10,6 @@ nothing outside the folder is written; what was started is ended by its number. 
 ``slurm-wlm``, ``munge`` and ``iproute2``, and root, as slurmd does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Items shared among workers: each is done once or named, whoever leaves, dies or does not fit."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

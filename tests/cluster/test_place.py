@@ -1,7 +1,5 @@
 """Which rank a process is, what a launcher adds to a training, and what its log says."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

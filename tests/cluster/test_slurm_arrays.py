@@ -1,7 +1,5 @@
 """Jobs of one core on a real SLURM: arrays, chains and what is cancelled: see `slurm_cluster`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

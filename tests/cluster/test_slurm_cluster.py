@@ -1,7 +1,5 @@
 """Trainings on a real SLURM of two nodes, which this file starts and ends: see `slurm_cluster`."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """An infer on SLURM: elements of an array that go back into the queue by themselves."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

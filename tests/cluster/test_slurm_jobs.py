@@ -3,8 +3,6 @@
 What needs a running SLURM stands in `test_slurm_cluster`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """What several test files of this folder share."""
 
-from __future__ import annotations
-
 import json
 import math
 import tracemalloc

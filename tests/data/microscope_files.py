@@ -4,8 +4,6 @@ The layouts are those that liffile and nd2 read: LIF is a header of XML and bloc
 row of chunks with a map of them at the end.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Every refusal of a store against its sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Packed arrays as xarray writes them, against xarray and against the CF conventions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Chips: each pixel and label owned once, values as the rasters have them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Series of DICOM slices, as pydicom reads each of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A mask with a bit for each voxel, filled plane by plane, against scipy on the whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """HDF5, NetCDF 4, NWB, Imaris, NIfTI and planes of TIFF, against the libraries that write them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

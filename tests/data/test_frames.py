@@ -1,8 +1,6 @@
 """The frame of an input: its axes by name, sizes, units, positions and channels, and the choices
 in a group or a file, against what xarray, tifffile and rasterio make of the same files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verb ``generate``: presets and volumes, end to end."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Box, grids, reflection and the geometry of bricks: tables, then laws."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """Making an output, killed after any of its steps: the next run goes on either way."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

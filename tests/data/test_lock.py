@@ -1,7 +1,5 @@
 """The lock of an output: who gets it, who is kept out, and what a member of a run may do."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """CZI, ND2 and LIF, each as the library that is made for it reads it."""
 
-from __future__ import annotations
-
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """NetCDF files as samples: against xarray, whatever their axes are called."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values that are normalised as they are read, and their limits, against numpy on the whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Percentiles against numpy, for every dtype; scalings that never divide by nothing."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Packed data sets: folders that prove what they hold."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

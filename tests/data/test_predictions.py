@@ -1,7 +1,5 @@
 """Files of a score: predictions, labels, shorelines."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Preprocessing: all or nothing, and one sentence for bad input."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Scenes cut on the workers of a cluster: the bytes of one process, whoever dies."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Levels against numpy on the whole array: odd shapes, kinds of values, kills, metadata."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from pathlib import Path

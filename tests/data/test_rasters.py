@@ -1,7 +1,5 @@
 """What a raster's file says of its values and its place holds, or the file is refused."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Stores in a bucket and behind a web server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Resampling box by box against scipy on the whole."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

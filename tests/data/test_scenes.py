@@ -1,7 +1,5 @@
 """xView3 scenes: made, written, read by windows, refused where they are broken."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Every sink against numpy on a small array; its layout; what exists already."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Every source against numpy on a small array, and what it says of itself."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """TIFF files: their axes and segments, what is damaged, what stays in memory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The mask of a sample: where it lies, what it leaves out, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ They need an environment of their own: ome-zarr pins an older botocore than the 
 With ``pip install ome-zarr napari-ome-zarr neuroglancer`` there, pytest takes ``-p no:napari``.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Volumes without end, and volumes that are written piece by piece."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Synthetic weather: any sample alone, in the geometry of the seed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

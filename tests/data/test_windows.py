@@ -1,7 +1,5 @@
 """Windows of a scene: each pixel owned by one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """The xView3 score: the official script's to the last digits, and quirk by quirk."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cluster of real processes for a test: a scheduler of the user's own, workers, and a volume."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A real S3 server behind a door that answers badly, or not at all, when a test says so."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import socket

@@ -1,7 +1,5 @@
 """What several test files of this folder share: small inputs, nets, jobs and plans."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a plan expects of many workers, against a count of every part."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A cluster whose workers leave, stall or lose their network, and whose stores fail for a while."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A volume on the workers of a cluster: real processes; who is killed, who differs, who fits."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -11,7 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -65,7 +63,7 @@ class Killer:
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._kill)
 
-    def __enter__(self) -> Killer:
+    def __enter__(self) -> Self:
         self.thread.start()
         return self
 

@@ -1,7 +1,5 @@
 """The decoders that are built in: their own libraries' result on the whole, whatever the blocks."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """An array of processes that share a job: its steps, its summary, the log of what is written."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

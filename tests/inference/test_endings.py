@@ -1,7 +1,5 @@
 """Jobs that hang, or are asked to end: what is whole is kept, a resume goes on; what is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a job refuses, and what it says of a fault in any stage, of no memory and of a full disk."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

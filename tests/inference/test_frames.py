@@ -1,8 +1,6 @@
 """The frame of an output: its axes, place and channels are those of what was selected of the input;
 the bands of a raster are channels of one picture."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks that change the number of voxels by a constant factor."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

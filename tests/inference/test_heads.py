@@ -4,8 +4,6 @@ Intensities go back to the range of the input, scores stay what they are, labels
 never pass through a float. A numpy oracle cuts the volume anew.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path

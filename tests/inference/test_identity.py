@@ -1,8 +1,6 @@
 """What decides voxels is what resume compares: the model's sources, what it holds, the input, the
 maker."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

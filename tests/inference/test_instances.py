@@ -1,7 +1,5 @@
 """Objects of a decoder: each once, whatever blocks and workers, and those of the whole volume."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Chunks, memory, devices, the run folder, the size of a net, the position of an o
 what is done, the trace.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Components by blocks: the values of scipy and cc3d on the whole, whatever the blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Labels by parts, on workers, and after kills: the bytes of one process, and what status says."""
 
-from __future__ import annotations
-
 import pickle
 import signal
 import subprocess

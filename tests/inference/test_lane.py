@@ -3,8 +3,6 @@
 A GPU is played by streams and events that only note how they are used; the copies are the host's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -221,17 +219,17 @@ class Stream:
     def __init__(self, name: str) -> None:
         self.name, self.waits = name, []  # type: ignore[var-annotated]
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: "Event") -> None:
         self.waits.append(event.on)
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: "Stream") -> None:
         self.waits.append(other.name)
 
 
 class Event:
     """Reads a device's clock, on which 10 ms pass from one timed event to the next."""
 
-    made: list[Event]
+    made: list["Event"]
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.timed, self.blocking, self.on, self.waited_for = enable_timing, blocking, "", False
@@ -247,7 +245,7 @@ class Event:
     def synchronize(self) -> None:
         self.waited_for = True
 
-    def elapsed_time(self, other: Event) -> float:
+    def elapsed_time(self, other: "Event") -> float:
         return other.at_ms - self.at_ms
 
 

@@ -1,7 +1,5 @@
 """Chunks that the input does not hold: counted once each, or refused with their place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

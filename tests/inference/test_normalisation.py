@@ -1,7 +1,5 @@
 """How values are scaled where nobody says it, and what a network's training says of its head."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Outputs that become one file: each is what the library of its format reads, whoever made it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The levels of an output: the same whoever made the blocks, and in how many goes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Two jobs and one output: who may write it, who lost it, and what a resumed run believes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

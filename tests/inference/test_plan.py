@@ -1,7 +1,5 @@
 """The plan against what really happens: blocks held, bytes decoded, memory taken and given back."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`penstock verify --recompute`: blocks computed anew from the input, and what they prove."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Scores that are reduced before they are written, and means over views of the input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run folder in a bucket: objects written whole in place of logs that grow; a real S3 server."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Stores that fail for a while: the job waits and goes on, or ends so that it can be resumed."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The laws of the pipeline on real arrays and nets; dtypes, axes, channels, heads, values."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

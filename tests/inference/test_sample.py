@@ -1,7 +1,5 @@
 """Only where there is sample: what is left out, against brute force over the patch grid."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from pathlib import Path

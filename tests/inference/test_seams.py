@@ -1,7 +1,5 @@
 """By default tiles leave no seam: tiled and untiled runs agree, and what is decided is obeyed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A job in any parts, in any order, by any processes, cut off anywhere: one process's bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import shutil

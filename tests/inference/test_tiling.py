@@ -1,7 +1,5 @@
 """Tiling against brute force: traffic, weights, assembly, and a job cut into parts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`penstock verify`: what it proves, and what it finds in outputs that were damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex

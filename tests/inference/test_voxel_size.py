@@ -1,7 +1,5 @@
 """A network sees voxels of the size that it was trained at, and its outputs go back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The environment block of a record: the machine, its limits, its GPUs, the commit."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The ledger: appended whole or not at all, read for ever, exported without loss of meaning."""
 
-from __future__ import annotations
-
 import json
 from importlib import resources
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page cache, of real files on a disk."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys

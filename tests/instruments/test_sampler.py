@@ -1,7 +1,5 @@
 """Telemetry: rates from scripted counters, rows that survive a kill, a monitor that cannot hurt."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

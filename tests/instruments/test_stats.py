@@ -1,7 +1,5 @@
 """Statistics against scipy, their promises by simulation, the rules by scripted sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Fixtures of the loader's tests."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the tests of the loader share: arrays on disk, their truth, and a look into what it does."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import http.server

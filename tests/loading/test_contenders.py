@@ -1,7 +1,5 @@
 """Other libraries' loaders: the samples that numpy has, in the order given, and no leftovers."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator

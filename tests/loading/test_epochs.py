@@ -1,7 +1,5 @@
 """Every item once and in order, whatever the threads: epochs, resume, and how an iteration ends."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

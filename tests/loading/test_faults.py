@@ -1,7 +1,5 @@
 """Faults of disks, stores and servers: each ends the iteration at once, with the path."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

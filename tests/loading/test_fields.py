@@ -1,7 +1,5 @@
 """What a batch reads and where it goes, against numpy's own indexing of a simulated store."""
 
-from __future__ import annotations
-
 import doctest
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Every layout and every selection against numpy."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import product

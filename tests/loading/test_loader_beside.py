@@ -1,7 +1,5 @@
 """Chunks that lie side by side in a batch are copied together, and nobody can tell."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from itertools import product

@@ -1,7 +1,5 @@
 """Which engine reads, and why: small chunks need one that does not stop for each of them."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lightning trains from the loader, and what it resumes gets the data of a run never stopped."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

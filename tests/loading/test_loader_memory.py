@@ -1,7 +1,5 @@
 """Buffers that come back, and memory that is what was said."""
 
-from __future__ import annotations
-
 import tracemalloc
 import weakref
 from pathlib import Path

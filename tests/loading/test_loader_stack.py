@@ -1,7 +1,5 @@
 """Several arrays as one in a batch: where each channel comes from, and what cannot be stacked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The plan of an epoch: permutations, orders, shares of ranks, resume."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import math

@@ -1,7 +1,5 @@
 """What cannot be read is said before anything starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Memory is pageable here, and CUDA is played by what notes whom the ring waits for.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +48,7 @@ class Cuda:
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 
-    def Event(self, blocking: bool) -> Event:
+    def Event(self, blocking: bool) -> "Event":
         assert blocking, "else a thread that waits for it keeps a core busy"
         self.events.append(Event(self))
         return self.events[-1]

@@ -1,7 +1,5 @@
 """A server that answers for every chunk with an error: one sentence, after so many tries."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """A loader as a data set of torch: the same memory, and no worker processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

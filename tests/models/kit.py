@@ -1,7 +1,5 @@
 """Nets that several test files of this folder share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Small networks in folders and zip files, as nnU-Net, bioimage.io and MONAI leave them."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

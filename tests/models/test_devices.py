@@ -1,7 +1,5 @@
 """Models on their way to a device: what is shared, what is laid out anew, what can be sized."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks of others against the library that each comes from, on volumes that no step fits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Networks in folders and zip files of others: what they say is done, or refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import zipfile

@@ -1,7 +1,5 @@
 """prithvi-refiner: names of public checkpoints, an encoder written anew as oracle, what learns."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

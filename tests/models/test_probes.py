@@ -1,7 +1,5 @@
 """What `find_reach` finds of a network from outside is what arithmetic says of its layers."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

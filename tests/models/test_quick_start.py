@@ -1,7 +1,5 @@
 """What opens a network for a job starts without torch's compiler."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..preloaded import started

@@ -1,7 +1,5 @@
 """Outputs as shapes alone are those of torch, and nothing heavy is imported for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

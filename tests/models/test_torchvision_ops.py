@@ -1,7 +1,5 @@
 """nms and roi_align in plain torch, against loops over boxes and points."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

@@ -1,7 +1,5 @@
 """Model files that run code as soon as torch opens them: none is opened unless it is trusted."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The denoisers: names that published weights expect, sides, receptive field, what was learnt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

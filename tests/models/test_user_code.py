@@ -1,7 +1,5 @@
 """The user's own models: what they may be, where they are found, what is said of their errors."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Weights in files: by which names they are found, and what becomes of files that are damaged."""
 
-from __future__ import annotations
-
 import copy
 import random
 from argparse import Namespace

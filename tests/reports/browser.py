@@ -1,7 +1,5 @@
 """Chromium without a window, spoken to over two pipes: no driver, no port, no library."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -10,7 +8,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -48,7 +46,7 @@ class Browser:
         for domain in ("Page", "Network", "Log", "Runtime"):
             self.call(f"{domain}.enable")
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

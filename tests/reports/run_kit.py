@@ -1,7 +1,5 @@
 """Runs as they lie on disk, of every source that a page of runs reads."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The page of runs as a user starts it: a process, and the address that it prints."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

@@ -1,7 +1,5 @@
 """Reports in a real browser: nothing is asked for, nothing complains, tables sort."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Report: columns by name and unit, a CSV that survives everything, sentences that follow data."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

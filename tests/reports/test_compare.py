@@ -1,7 +1,5 @@
 """Verdicts on two runs: how often they are wrong, what they refuse, what they say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The CSV of a benchmark of models survives everything: the seed's, torn lines, full disks."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plots: what is drawn is what the file says, gaps included."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

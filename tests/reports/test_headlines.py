@@ -1,7 +1,5 @@
 """The verdict of a ledger of loaders or of queues: it turns with the records."""
 
-from __future__ import annotations
-
 import pytest
 
 from penstock.instruments.record import Record

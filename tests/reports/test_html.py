@@ -1,7 +1,5 @@
 """A report as HTML: whole in itself, safe with any text, the same content as Markdown and JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run of inference as a report: each sentence follows from the record, and turns with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of a loader benchmark, its ladder and its figures, from records made up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The figure of a benchmark: every case of the CSV is in it, and nothing is joined that differs."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a report of models says: sentences that follow the data, tables, groups."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The simulation of the queue: the seed's table, hand cases, laws."""
 
-from __future__ import annotations
-
 import doctest
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The report of a queue benchmark and its figures, from records as the simulation has them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

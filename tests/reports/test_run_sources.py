@@ -1,7 +1,5 @@
 """Every source of runs: its rows, and the details of each."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The runs of a page: which are found, what is read again, and what the page holds of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The page of runs in a real browser, as a reader uses it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The server of a page of runs as a process: who may ask it, for what, and how it ends."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Sides of a comparison: runs phase by phase, a gate, a summary."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

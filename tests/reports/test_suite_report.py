@@ -1,7 +1,5 @@
 """The report of a suite, from records made up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

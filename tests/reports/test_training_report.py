@@ -1,7 +1,5 @@
 """Trainings as reports: what bound one, its curves, its ranks; and how several scale."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Tune: what is recommended follows the records, fits the memory, and is accepted by a job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

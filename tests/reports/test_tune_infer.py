@@ -1,7 +1,5 @@
 """``penstock tune infer``: the settings that pay, from made-up launches and from real ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``penstock tune loader``: the least that feeds a step, from made-up launches."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import shlex

@@ -1,7 +1,5 @@
 """Runs, logs and folders of scaling studies that never were, and how tests read them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

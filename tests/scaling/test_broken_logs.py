@@ -1,7 +1,5 @@
 """Logs of jobs that broke off or came back, and thousands of broken ones."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

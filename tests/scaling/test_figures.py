@@ -1,7 +1,5 @@
 """Figures show what was measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

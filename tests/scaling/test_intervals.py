@@ -1,7 +1,5 @@
 """Intervals of a few runs hold the truth as often as they say: 95 times of 100."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws of scaling: known truths recovered, from runs and by way of logs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Logs as runs: real ones, the seed's and our own."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Phases of steps: shares, and what a training prints of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs from tables: a CSV of one's own, and those that trackers export."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

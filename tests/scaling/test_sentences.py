@@ -1,7 +1,5 @@
 """Sentences that follow the data."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

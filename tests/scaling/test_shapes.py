@@ -1,7 +1,5 @@
 """Lines that are read by their shape give what they give when each is read in full."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from pathlib import Path

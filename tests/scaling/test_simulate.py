@@ -1,7 +1,5 @@
 """Steps of many devices: published efficiencies, and what the model does not know."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

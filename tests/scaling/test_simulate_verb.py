@@ -1,7 +1,5 @@
 """The verb's simulation, from runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

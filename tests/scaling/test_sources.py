@@ -1,7 +1,5 @@
 """What is read of several paths and folders: each run once, and nothing bad stops the rest."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Speed-ups: the issue's numbers, the baseline, studies never mixed."""
 
-from __future__ import annotations
-
 import csv
 import io
 

@@ -1,7 +1,5 @@
 """The seed's tables to the letter; CSV and a page."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What trackers tell of a run that is not so, or not whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

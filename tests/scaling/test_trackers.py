@@ -1,7 +1,5 @@
 """Runs as MLflow and Comet keep them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """The verb: what it prints and writes, and its exit codes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

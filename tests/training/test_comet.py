@@ -1,7 +1,5 @@
 """A run at Comet: its archive without a key or a network, and live by a stand-in for its cloud."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

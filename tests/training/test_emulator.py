@@ -1,7 +1,5 @@
 """The emulator: its net, its training, and what its scores count."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Batches in the order of an `Order`, from any batch on; a sample that is damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

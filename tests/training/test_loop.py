@@ -1,7 +1,5 @@
 """The loop of training: what is learnt, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

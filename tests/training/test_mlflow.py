@@ -1,7 +1,5 @@
 """A run at MLflow, by a real server and in a database of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

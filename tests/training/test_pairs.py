@@ -1,7 +1,5 @@
 """Training any model on pairs of arrays: what is read, what is held back, what is learnt."""
 
-from __future__ import annotations
-
 import itertools
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Detectors over scenes on the workers of a cluster: the table of one process."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.util import find_spec
 from pathlib import Path

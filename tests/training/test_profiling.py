@@ -1,7 +1,5 @@
 """Steps under torch's profiler: what the trace holds, and what changes in the training: nothing."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from importlib.util import find_spec

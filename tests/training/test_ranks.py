@@ -1,7 +1,5 @@
 """Several ranks: the same steps as one, one decision, and one end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """A run that is stopped, killed or crashes goes on, and ends in the weights of a whole one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The steps of a rank: their times, their rows on disk, and the checkpoints between them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from importlib.util import find_spec

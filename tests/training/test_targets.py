@@ -1,7 +1,5 @@
 """The kinds of targets of ``train pairs``: found from values, trained on and scored as that."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

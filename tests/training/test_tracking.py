@@ -1,7 +1,5 @@
 """What a run tells, and to whom: TensorBoard's files, and trackers that the run does not feel."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

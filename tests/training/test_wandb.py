@@ -1,7 +1,5 @@
 """A run as W&B keeps it without a network, read from W&B's own files by W&B's own records."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
