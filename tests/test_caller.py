@@ -109,12 +109,7 @@ def test_threads_are_those_of_the_calling_thread_alone() -> None:
 
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize(
-    ("threads", "fails"),
-    [
-        (2, False),
-        (1, True),
-        pytest.param(None, False, marks=pytest.mark.slow),
-    ],
+    ("threads", "fails"), [(2, False), (1, True), pytest.param(None, False, marks=pytest.mark.slow)]
 )
 def test_inference_leaves_all_as_it_was(threads: int | None, fails: bool) -> None:
     model, before, out = asking(fails), state(), np.zeros_like(VOLUME)

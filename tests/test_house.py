@@ -162,10 +162,7 @@ WINGS = {file.split("/")[0] for file in files()}
 
 @pytest.mark.parametrize(
     ("wings", "rooms_first", "run"),
-    [
-        (WINGS, False, run_anew),
-        pytest.param(WINGS, True, run_fresh, marks=pytest.mark.slow),
-    ],
+    [(WINGS, False, run_anew), pytest.param(WINGS, True, run_fresh, marks=pytest.mark.slow)],
     ids=["anew", "fresh, rooms first"],
 )
 def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms(

@@ -196,11 +196,7 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: P
         done = subprocess.run(command, capture_output=True, text=True, env=core, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     text = (tmp_path / "demo" / "report.html").read_text()
-    for what in (
-        "What the threads of each stage did",
-        "Memory of the job",
-        "input, output",
-    ):
+    for what in ("What the threads of each stage did", "Memory of the job", "input, output"):
         assert what in text, what
 
 

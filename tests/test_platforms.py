@@ -82,11 +82,7 @@ def run(system: str, code: str, folder: Path, first: str = "") -> tuple[int, str
 
 
 @pytest.mark.parametrize(
-    ("run", "system"),
-    [
-        (run_forked, "win32"),
-        pytest.param(run, "darwin", marks=pytest.mark.slow),
-    ],
+    ("run", "system"), [(run_forked, "win32"), pytest.param(run, "darwin", marks=pytest.mark.slow)]
 )
 def test_every_verb_is_imported_and_helps_and_what_windows_cannot_is_said_in_a_sentence(
     run: Callable[[str, str, Path], tuple[int, str, str]], system: str, tmp_path: Path

@@ -338,10 +338,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(
 
 @pytest.mark.parametrize(
     ("unbuffered", "model", "code"),
-    [
-        ("", "nonesuch", 2),
-        pytest.param("1", "identity", 0, marks=pytest.mark.slow),
-    ],
+    [("", "nonesuch", 2), pytest.param("1", "identity", 0, marks=pytest.mark.slow)],
 )
 def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
     unbuffered: str, model: str, code: int, volume: np.ndarray, tmp_path: Path

@@ -19,13 +19,7 @@ from penstock.data.stores import tensorstore as stores
 from penstock.data.stores.kvstore import local_path, open_kvstore
 from penstock.data.stores.open import open_source
 
-from .kit import (
-    DATA,
-    SINKS,
-    open_out,
-    out_spec,
-    write,
-)
+from .kit import DATA, SINKS, open_out, out_spec, write
 
 
 class Killed(Exception):

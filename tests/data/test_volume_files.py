@@ -30,9 +30,7 @@ def test_a_specimen_is_the_same_however_it_is_cut(specimen: Specimen) -> None:
         np.testing.assert_array_equal(specimen.image(part), whole[part.within(around)])
 
 
-def test_the_structures_of_a_specimen_come_again_and_its_noise_does_not(
-    specimen: Specimen,
-) -> None:
+def test_the_structures_of_a_specimen_come_again_and_its_noise_does_not(specimen: Specimen) -> None:
     here = Box((0, 0, 0), (8, 32, 32))
     there = here.shift(np.multiply(volumes.PERIOD, 14).tolist())
     np.testing.assert_array_equal(specimen.clean(here), specimen.clean(there))

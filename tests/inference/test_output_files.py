@@ -358,9 +358,7 @@ def test_a_crs_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert not list(Path().glob("out*"))
 
 
-def test_a_crs_that_is_only_a_name_goes_further_as_such(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_crs_that_is_only_a_name_goes_further_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     rasterio = pytest.importorskip("rasterio")
     with_keys("in.tif", 1, 1026, 34737, 10, 0, 3072, 0, 1, 29999, name="My Region")
     assert convert("in.tif", "out.tif") == 0

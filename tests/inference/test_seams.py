@@ -291,8 +291,7 @@ def test_a_job_on_trial_measures_nothing_of_its_seams() -> None:
 
 @pytest.mark.usefixtures("measured_soon")
 @pytest.mark.parametrize(
-    ("device", "amp"),
-    [("cpu", torch.bfloat16), pytest.param("cuda", None, marks=pytest.mark.gpu)],
+    ("device", "amp"), [("cpu", torch.bfloat16), pytest.param("cuda", None, marks=pytest.mark.gpu)]
 )
 def test_the_device_and_the_dtype_of_the_job_measure_about_the_same(
     device: str, amp: torch.dtype | None

@@ -342,10 +342,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, tail: str) -> None:
     assert [row["t"] for row in rows] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"t,cpu\n0,1\n", b'{"queue_monitor": {}}\n', b"[1]\n"],
-)
+@pytest.mark.parametrize("content", [b"", b"t,cpu\n0,1\n", b'{"queue_monitor": {}}\n', b"[1]\n"])
 def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.jsonl").write_bytes(content)
     with pytest.raises(UsageError, match=r"m\.jsonl does not begin with the header"):

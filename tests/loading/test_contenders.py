@@ -50,11 +50,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return pack(tmp_path_factory.mktemp("packed") / "data")
 
 
-def check_epoch(
-    batches: Iterator[dict[str, np.ndarray]],
-    order: Order,
-    packed: Packed,
-) -> None:
+def check_epoch(batches: Iterator[dict[str, np.ndarray]], order: Order, packed: Packed) -> None:
     audit, count = Audit(packed), 0
     for number, batch in enumerate(batches):
         samples = order.items(0, number)
@@ -82,8 +78,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    mainly([*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)], 0, 1, -1),
+    ("name", "kind"), mainly([*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)], 0, 1, -1)
 )
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     name: str, kind: str, packed: Packed

@@ -18,13 +18,7 @@ from penstock.loading.order import Order
 
 from ..laws import COSTLY
 from ..parameters import mainly
-from .kit import (
-    ENGINES,
-    arrays,
-    seen,
-    slow,
-    threads_of_loaders,
-)
+from .kit import ENGINES, arrays, seen, slow, threads_of_loaders
 
 pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
@@ -39,12 +33,7 @@ pytest.importorskip("tensorstore")
     seed=st.integers(0, 99),
 )
 def test_each_item_once_and_in_one_order_whatever_the_threads(
-    data: dict[str, Path],
-    workers: int,
-    queue: int,
-    batch_size: int,
-    shuffle: Any,
-    seed: int,
+    data: dict[str, Path], workers: int, queue: int, batch_size: int, shuffle: Any, seed: int
 ) -> None:
     whole = arrays(data)
     order = Order(12, batch_size, seed, shuffle, window=3)

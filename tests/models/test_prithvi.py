@@ -215,8 +215,7 @@ def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("frames", "prefix"),
-    [pytest.param(1, "encoder.", id="v2"), pytest.param(3, "", id="v1")],
+    ("frames", "prefix"), [pytest.param(1, "encoder.", id="v2"), pytest.param(3, "", id="v1")]
 )
 def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
     frames: int, prefix: str, tmp_path: Path

@@ -298,10 +298,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"facts": {"structure": "abd"}},
         "the structure of the model is abc and abd (model)",
     ),
-    "work": (
-        {"work": {"samples": 1, "pixels": 65537}},
-        "a step is 65536 and 65537 pixels (model)",
-    ),
+    "work": ({"work": {"samples": 1, "pixels": 65537}}, "a step is 65536 and 65537 pixels (model)"),
 }
 
 

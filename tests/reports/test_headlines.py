@@ -83,10 +83,7 @@ def test_the_fastest_loader_is_named() -> None:
     ("read", "said"),
     [
         (2.66, "Bound by reading: a batch comes every 2.66 s [2.66 s - 2.66 s, 42 batches] and a "),
-        (
-            0.5,
-            "Bound by computing: a batch comes every 500 ms [500 ms - 500 ms, 42 batch",
-        ),
+        (0.5, "Bound by computing: a batch comes every 500 ms [500 ms - 500 ms, 42 batch"),
     ],
 )
 def test_a_queue_is_bound_by_reading_or_by_computing(read: float, said: str) -> None:

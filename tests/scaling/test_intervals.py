@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.instruments.stats.intervals import Interval, students_t
-from penstock.scaling.estimates import (
-    difference,
-    drawn_interval,
-    drawn_means,
-    ratio,
-    why_none,
-)
+from penstock.scaling.estimates import difference, drawn_interval, drawn_means, ratio, why_none
 
 from ..parameters import mainly
 

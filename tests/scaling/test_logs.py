@@ -203,13 +203,7 @@ def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
         assert run == plainly
 
 
-@pytest.mark.parametrize(
-    ("total", "seconds"),
-    [
-        ("1.5 hours", 5400),
-        ("N/A", None),
-    ],
-)
+@pytest.mark.parametrize(("total", "seconds"), [("1.5 hours", 5400), ("N/A", None)])
 def test_a_total_is_read_with_its_unit(tmp_path: Path, total: str, seconds: float | None) -> None:
     (run,) = read_text(tmp_path, f"Job ID: 1\nMax epochs: 5\nTotal training time: {total}\n")
     assert run.seconds == seconds

@@ -65,10 +65,7 @@ def test_only_broken_runs_exit_with_3_and_are_shown(
         (["{}", "--between", "1GB"], "--between belongs to penstock scaling simulate"),
         (["{}", "--metrics", "--output", "x"], "--metrics prints one table and no more; --output"),
         (["{}", "--csv", "--metrics"], "--metrics prints one table and no more; --csv does not go"),
-        (
-            ["simulate", "--csv"],
-            "--csv belongs to penstock scaling, but this is penstock scaling",
-        ),
+        (["simulate", "--csv"], "--csv belongs to penstock scaling, but this is penstock scaling"),
         (["simulate"], "simulate takes a RUN of one device, and perhaps one of several; it got 0"),
         (["simulate", "{}"], "holds 3 runs; simulate takes one"),
         (["{}/nothing"], "cannot be read: No such file or directory"),

@@ -51,10 +51,7 @@ def test_a_turned_box_holds_what_it_held(seed: int, side: int) -> None:
         assert held(image, before) == held(turned, after) != []
 
 
-@pytest.mark.parametrize(
-    "background, expected",
-    [(0.0, 3), (1.0, 6), (1.4, 7), (9.0, 8)],
-)
+@pytest.mark.parametrize("background, expected", [(0.0, 3), (1.0, 6), (1.4, 7), (9.0, 8)])
 def test_chips_with_objects_are_all_chosen(background: float, expected: int) -> None:
     from penstock.training.workloads.detector_workload import chosen
 

@@ -22,12 +22,7 @@ from .track_kit import (
     tracked,
 )
 
-pytestmark = [
-    *TRACKED_RUNS,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),
-    needs["wandb"],
-]
+pytestmark = [*TRACKED_RUNS, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), needs["wandb"]]
 
 
 def read_wandb(out: Path) -> list[list[Any]]:
