@@ -55,9 +55,6 @@ HEAVY_ROOMS = frozenset(
 """Rooms that import heavy libraries as they are imported themselves; all others are pure."""
 
 
-# --- what ARCHITECTURE.md says --------------------------------------------------------------------
-
-
 @cache
 def architecture() -> str:
     return (ROOT / "ARCHITECTURE.md").read_text()
@@ -74,9 +71,6 @@ def ranks() -> dict[str, int]:
 
 def pure_rooms() -> tuple[str, ...]:
     return tuple(file for file in files() if file not in HEAVY_ROOMS)
-
-
-# --- what the code says ---------------------------------------------------------------------------
 
 
 @cache

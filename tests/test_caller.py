@@ -169,9 +169,6 @@ def test_training_leaves_all_as_it_was(tmp_path: Path) -> None:
     assert state() == before
 
 
-# --- the caller's net -----------------------------------------------------------------------------
-
-
 def caching() -> Any:
     """A net that makes what it needs in its first forward, as rotary embeddings do."""
     import torch

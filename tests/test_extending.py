@@ -30,9 +30,6 @@ PERIOD = (60, 60, 60)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# --- the page -------------------------------------------------------------------------------------
-
-
 class Step(NamedTuple):
     says: str
     blocks: list[tuple[str, str]]
@@ -82,9 +79,6 @@ def test_a_recipe_has_at_most_ten_steps(title: str) -> None:
 
 def test_the_page_has_these_recipes_and_no_other() -> None:
     assert set(re.findall(r"^## (.*)$", PAGE, re.MULTILINE)) == IN_TREE | OF_A_PACKAGE
-
-
-# --- inside Penstock ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -173,9 +167,6 @@ def test_all_recipes_together_keep_the_rules_of_the_house(tree: Path) -> None:
     assert " passed" in run(words, tree)
 
 
-# --- packages of others ---------------------------------------------------------------------------
-
-
 class Site:
     """A folder on the import path, as pip would fill it."""
 
@@ -261,9 +252,6 @@ def test_a_workload_of_another_package(site: Site, capsys: pytest.CaptureFixture
     follow("A workload", site)
     assert "line: 2 parameters" in capsys.readouterr().out
     assert Path("fit", "best_model.pth").is_file()
-
-
-# --- what is imported, and what is said -----------------------------------------------------------
 
 
 def refused(what: str, name: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -209,9 +209,6 @@ def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     assert record.clocks
 
 
-# --- pinned batches ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def rows(tmp_path: Path) -> tuple[Path, np.ndarray]:
     zarr = pytest.importorskip("zarr")
@@ -264,8 +261,6 @@ def test_graphs_are_captured_while_pinned_batches_are_read(rows: tuple[Path, np.
             graph.replay()
     assert total.item() == pytest.approx(values.reshape(16, -1).max(1).sum(), rel=1e-5)
 
-
-# --- training, there and on the CPU --------------------------------------------------------------
 
 PHASES = ("data_wait", "transfer", "forward", "backward", "optimizer")
 
@@ -417,9 +412,6 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
     assert_close(one, other, 1e-4 if device == "cpu" else 1e-2)
     for name in one if device == "cpu" else ():
         np.testing.assert_allclose(other[name], one[name], rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-# --- the benchmark of a GPU ----------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -46,9 +46,6 @@ def _trees_go_unsearched() -> Iterator[None]:
     gc.enable()
 
 
-# --- the wings ------------------------------------------------------------------------------------
-
-
 def test_the_plan_of_the_house_names_every_wing() -> None:
     assert list(doors()) == sorted(set(ranks()) - {"cli"})
     assert {file.split("/")[0] for file in files()} == set(ranks())
@@ -177,9 +174,6 @@ def test_an_import_of_the_face_changes_nothing_in_the_process() -> None:
     assert run_fresh(code) == ""
 
 
-# --- the rules for a file -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("run", WAYS)
 def test_pure_modules_import_with_heavy_libraries_blocked(run: Callable[..., str]) -> None:
     """In one interpreter: a room that cannot be imported is not kept, so all who need it fail. Of
@@ -249,8 +243,6 @@ def test_one_default_per_knob() -> None:
             named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
             assert not knobs & {arg.arg for arg in named}, f"{file}: {node.name}"
 
-
-# --- the rules for names and words ----------------------------------------------------------------
 
 VAGUE = {"found", "told", "own", "known"}
 OF_PERSONS = {"told", "heard", "deaf", "tired"}
@@ -344,8 +336,6 @@ def test_functions_that_doors_hand_out_tell_their_arguments() -> None:
     assert wrong == []
 
 
-# --- the rules for tests --------------------------------------------------------------------------
-
 CHECKS = {"assert", "raises", "warns", "fail", "AssertionError"}
 
 
@@ -371,9 +361,6 @@ def test_every_test_asserts_something() -> None:
     while more := {place for place, names in words.items() if names & checks} - checks:
         checks |= more
     assert [place for place in words if ":" in place and place not in checks] == []
-
-
-# --- the face -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", WAYS)

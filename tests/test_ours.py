@@ -27,9 +27,6 @@ def write(path: Path, text: str) -> None:
         draft.write_text(text)
 
 
-# --- one file -----------------------------------------------------------------------------------
-
-
 def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path: Path) -> None:
     file = tmp_path / "out.csv"
     for text in ("first", "second"):
@@ -113,9 +110,6 @@ def test_where_files_keep_no_marks_each_is_the_users(
     ours.check_outputs(("--json", tmp_path / "a.json"), replace=True)
 
 
-# --- whole or not at all ------------------------------------------------------------------------
-
-
 def test_a_link_planted_at_the_draft_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text(THEIRS)
     (tmp_path / f".out.json.{os.getpid()}.part").symlink_to(tmp_path / "victim")
@@ -142,9 +136,6 @@ def test_a_device_is_written_to_and_stays_one() -> None:
     ours.check_outputs(("--json", Path(os.devnull)))
     write(Path(os.devnull), "gone")
     assert not Path(os.devnull).is_file()
-
-
-# --- every verb ---------------------------------------------------------------------------------
 
 
 def run(words: list[Any]) -> int:

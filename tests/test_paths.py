@@ -98,9 +98,6 @@ def test_generated_samples_are_read_through_dots(beside: Path) -> None:
     assert format.open_dataset(Path("../set"), "--data").num_samples == 4
 
 
-# --- an output in the input ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "inside", ["in.zarr/out.zarr", "in.zarr/0/1", "here/../in.zarr/x", "in.zarr"]
 )

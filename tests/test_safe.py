@@ -45,9 +45,6 @@ def record(**case: Any) -> Record:
     )  # fmt: skip
 
 
-# --- each medium --------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_terminal_is_moved_by_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -110,9 +107,6 @@ def test_a_figure_has_no_control_characters(tmp_path: Path) -> None:
     figure = before_after_figure({"a\x1b[2J": np.eye(4), "b\x07": np.eye(4)}, "caption \x9b")
     save_figures({tmp_path / "a.png": figure})  # pytest makes an error of a missing glyph
     assert (tmp_path / "a.png").stat().st_size
-
-
-# --- keys ---------------------------------------------------------------------------------------
 
 
 def test_every_way_in_which_a_key_comes() -> None:

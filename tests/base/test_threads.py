@@ -112,9 +112,6 @@ def test_a_gap_in_the_order_is_a_fault_and_not_a_hang() -> None:
         channel.get()
 
 
-# --- pools ---------------------------------------------------------------------------------------
-
-
 def test_dear_buffers_are_few_and_an_array_too_many_has_memory_of_its_own_size() -> None:
     made: list[NDArray[np.uint8]] = []
 

@@ -51,9 +51,6 @@ def wanted() -> bool:
     return True
 
 
-# --- one launch on a worker -----------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("_zoo")
 def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -147,9 +144,6 @@ def test_the_client_keeps_what_workers_bring(
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "drafts are removed"
 
 
-# --- what it holds --------------------------------------------------------------------------------
-
-
 def test_one_launch_at_a_time_is_made_on_a_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,9 +168,6 @@ def test_one_launch_at_a_time_is_made_on_a_host(
             pass
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -197,8 +188,6 @@ def test_what_cannot_be_is_one_sentence(
     assert sentence in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
-
-# --- whole benchmarks -----------------------------------------------------------------------------
 
 NETS = """
 import os, pathlib, signal, time

@@ -305,9 +305,6 @@ def test_a_kill_is_for_memory_where_nothing_counts(monkeypatch: pytest.MonkeyPat
     assert "no counter" in record.error.message
 
 
-# --- the worker ------------------------------------------------------------------------------
-
-
 def caused_by(error: BaseException) -> Exception:
     try:
         raise RuntimeError("the backend failed") from error

@@ -181,9 +181,6 @@ class NotFinite(Animal):
         return {"samples": float("nan")}
 
 
-# --- the program -----------------------------------------------------------------------------
-
-
 def _measure(scenario: Any, rules: Any, report: Callable[[str], None]) -> dict[str, Any]:
     report("warmup")
     report("measure")

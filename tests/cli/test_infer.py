@@ -47,8 +47,6 @@ def infer(*words: Any) -> int:
     return main(["infer", *map(str, words), "--devices", "cpu"])
 
 
-# --- the seed's command ------------------------------------------------------------------------
-
 OUT_SPEC = seed_out_spec(
     {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2", "path": "out.zarr"},
     shape=[1, 1, 40, 48, 56],
@@ -181,9 +179,6 @@ def test_plan_and_dry_run_touch_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"]
 
 
-# --- bad input ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def inputs(volume: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of inputs, good and bad, that no job changes."""
@@ -250,9 +245,6 @@ def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
     assert sorted((p, p.stat().st_mtime_ns) for p in inputs.rglob("*")) == before
 
 
-# --- real input --------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not MOUSE.exists(), reason=f"{MOUSE} is absent")
 @pytest.mark.parametrize("channels", ["1", pytest.param("all", marks=pytest.mark.slow)])
 def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path: Path) -> None:
@@ -277,9 +269,6 @@ def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path: Path
         lower, upper = np.percentile(image, [0.5, 99.9])
         assert scaling["lower"] == pytest.approx(lower)
         assert scaling["scale"] == pytest.approx(upper - lower)
-
-
-# --- killed and resumed ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -331,9 +320,6 @@ def test_a_killed_run_resumes_to_the_same_bytes(
 
     assert main(words("cut.zarr", "--resume", "--seam-mode", "blend")) == 2
     assert "had seam" in capsys.readouterr().err
-
-
-# --- told to nobody ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

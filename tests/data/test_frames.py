@@ -141,9 +141,6 @@ def test_any_names_are_five_letters_or_one_sentence(names: list[str]) -> None:
     assert {"y", "x"} <= set(axes) <= set("tczyx") and len(set(axes)) == len(names)
 
 
-# --- OME-Zarr ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("build", [build_ome_zarr_04, build_ome_zarr_05])
 def test_an_array_of_an_image_knows_its_frame(build: Callable[[Path], Any], tmp_path: Path) -> None:
     place = build(tmp_path)
@@ -405,8 +402,6 @@ def test_what_documents_of_stores_name_lies_below_them(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"names '\.\./secret', which is not below it$"):
         penstock.Loader(tmp_path, batch_size=1)
 
-
-# --- TIFF ----------------------------------------------------------------------------------------
 
 SIZES = st.sampled_from([0.25, 0.5, 2.0, 4.0])
 

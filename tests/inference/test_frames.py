@@ -99,9 +99,6 @@ def test_channels_of_another_making_do_not_take_names(
     assert (shown[-1]["window"]["end"] == 12.0) == (kind == "intensity")
 
 
-# --- the bands of a raster -----------------------------------------------------------------------
-
-
 class Mixed(nn.Module):
     """Without any convolution: a sum over channels, weighted as a matrix."""
 

@@ -162,9 +162,6 @@ def test_labels_go_back_by_the_nearest_voxel(volume: str) -> None:
     assert np.array_equal(out, nearest)
 
 
-# --- objects --------------------------------------------------------------------------------------
-
-
 def spheres(step: float, count: int, side: int) -> tuple[Array, Array]:
     """Balls of radius 3 in a cube, in voxels of ``step``, and their centres."""
     rng = np.random.default_rng(5)
@@ -239,9 +236,6 @@ def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path: Path) -> 
     assert scored["trained"] > 0.9
     assert abs(scored["resampled"] - scored["trained"]) <= 0.02
     assert scored["as it is"] < 0.7
-
-
-# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -201,9 +201,6 @@ def test_a_bundle_is_what_monais_inferer_makes_of_it(
     assert (labels[0] == wanted.argmax(0)).mean() > 0.999
 
 
-# --- bioimage.io, of format 0.4 and as ONNX -------------------------------------------------------
-
-
 def message(*fields: tuple[int, Any]) -> bytes:
     """A message of protocol buffers, of numbers, texts and messages."""
 
@@ -300,9 +297,6 @@ def test_a_package_of_format_0_4_runs(kind: str, tmp_path: Path) -> None:
         rdf.write_text(re.sub(" *architecture_sha256.*\n", "", rdf.read_text()))
         with pytest.raises(UsageError, match="Missing required `architecture_sha256`"):
             load_model(str(tmp_path / "made"), trust=True)
-
-
-# --- channels and directions ----------------------------------------------------------------------
 
 
 def test_channels_are_found_by_name_or_listed() -> None:

@@ -24,8 +24,6 @@ from penstock.models.packages.package import Parcel
 
 from .packages_kit import Array, bioimage, bundle, infer, nnunet, noise, unet
 
-# --- nnU-Net --------------------------------------------------------------------------------------
-
 
 def slid(net: nn.Module, values: Array, patch: tuple[int, int, int]) -> Array:
     """Scores of a volume, patch by patch, in steps of half a patch, joined by Gaussians."""
@@ -181,9 +179,6 @@ def test_what_an_nnunet_wants_and_is_not_done_is_refused(
     assert "stranger" not in capsys.readouterr().out
 
 
-# --- what needs no library ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("named", "because"),
     [("../weights.pt", "lies outside of it"), ("/etc/passwd", "lies outside of it"),
@@ -276,9 +271,6 @@ def test_a_function_of_a_batch_is_a_model() -> None:
     assert (out == volume * 2.0 + 1).all()
 
 
-# --- bioimage.io ----------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
 @pytest.mark.parametrize("kind", ["state", "script"])
@@ -312,9 +304,6 @@ def test_a_package_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(UsageError, match=r"lacks weights\.pt"):
         load_model(str(tmp_path / "open"), trust=True)
-
-
-# --- MONAI ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

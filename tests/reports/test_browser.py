@@ -106,9 +106,6 @@ def test_without_a_script_all_is_readable(browser: Browser, tmp_path: Path) -> N
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
-# --- every kind of report -------------------------------------------------------------------------
-
-
 def _suite(folder: Path) -> Report:
     records = [made_up(case, n, 5.0 + n / 9) for case in cases(folder)[:3] for n in range(3)]
     failed = made_up(cases(folder)[3], 0, 0.0, status="oom_device")
@@ -150,8 +147,6 @@ def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path: Path,
         assert browser.axe(AXE.read_text()) == []
     browser.call("Emulation.setEmulatedMedia", features=[])
 
-
-# --- on paper -------------------------------------------------------------------------------------
 
 A4 = {"width": 718, "height": 1000, "deviceScaleFactor": 1, "mobile": True}
 """What is between the margins, in CSS pixels."""

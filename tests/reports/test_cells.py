@@ -9,8 +9,6 @@ from .kit import MEASURED, launch, sweep
 
 COLUMNS = MODEL_COLUMNS.names
 
-# --- cells --------------------------------------------------------------------------------------
-
 
 def test_the_seeds_columns_come_first() -> None:
     table = """timestamp mode tile_size batch_size device model_params model_size_mb avg_time_ms

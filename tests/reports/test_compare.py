@@ -54,9 +54,6 @@ def verdicts(*args: Any, **options: Any) -> list[str]:
     return [row.verdict for row in judged(*args, **options).rows]
 
 
-# --- how often it is wrong ----------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("threshold", [None, 1e-6])
 def test_false_alarms_of_five_launches_against_five(threshold: float | None) -> None:
@@ -181,9 +178,6 @@ def test_one_large_change_among_many_cases_is_found_and_named() -> None:
     assert "batch=7" in comparison.sentence()
 
 
-# --- the threshold ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("noise", "low", "high", "said"),
     [
@@ -211,9 +205,6 @@ def test_the_halves_of_four_launches_by_hand() -> None:
     assert few.threshold_source == "the least; too few launches to measure noise"
 
 
-# --- how many launches --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("n", "m", "verdict", "said"),
     [
@@ -230,9 +221,6 @@ def test_few_launches_say_so(n: int, m: int, verdict: str, said: str) -> None:
     assert row.verdict == verdict
     assert said in row.reason
     assert (row.a_launches, row.b_launches) == (n, m)
-
-
-# --- launches that failed -----------------------------------------------------------------------
 
 
 def side(word: str) -> list[Record]:
@@ -285,8 +273,6 @@ def test_launches_that_never_settled_are_told() -> None:
     b = [r.model_copy(update={"warmup": Warmup(settled=i > 1)}) for i, r in enumerate(a)]
     assert judged(a, b).rows[0].reason.endswith("; B: 2 of 5 launches never settled")
 
-
-# --- what is not comparable ---------------------------------------------------------------------
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "machine": (
@@ -381,9 +367,6 @@ def test_another_metric() -> None:
     assert row.reason == "5 launches of A and 0 of B measured this"
 
 
-# --- words --------------------------------------------------------------------------------------
-
-
 def test_cases_of_one_side_are_named_by_what_tells_them_apart() -> None:
     a = [record(), record(knobs={"tile": "384"}), record(knobs={"amp": True})]
     comparison = judged(a, [record(), record(knobs={"batch": 8})])
@@ -406,9 +389,6 @@ def test_the_sentence_is_computed() -> None:
         "threshold 2.0 % (the least; halves of the same launches differ by 0.25 %)."
     )
     assert compared.rows[0].reason == f"B takes 1.499 {ends} times as long, p 0.0079; beyond 2.0 %"
-
-
-# --- the command --------------------------------------------------------------------------------
 
 
 def run(*words: object) -> int:

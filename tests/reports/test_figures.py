@@ -59,9 +59,6 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-# --- rows and metrics.json ----------------------------------------------------------------------
-
-
 def test_rows_are_drawn_as_they_are(tmp_path: Path) -> None:
     figures = metrics_figures(write_rows(tmp_path / "m.jsonl"))
     assert [*figures] == [
@@ -154,9 +151,6 @@ def test_a_file_with_nothing_to_draw_is_refused(tmp_path: Path, text: str, messa
         metrics_figures(tmp_path / "metrics.json")
 
 
-# --- nvidia-smi ---------------------------------------------------------------------------------
-
-
 def test_gpu_csv(tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV)
     figures = metrics_figures(tmp_path / "gpu.csv")
@@ -217,9 +211,6 @@ def test_a_csv_without_the_columns_is_refused(tmp_path: Path, text: str) -> None
         metrics_figures(tmp_path / "gpu.csv")
 
 
-# --- before and after ---------------------------------------------------------------------------
-
-
 def test_before_after() -> None:
     before = np.arange(900, dtype=np.uint16).reshape(30, 30)
     after = before // 2  # unsigned: the difference must not wrap
@@ -243,9 +234,6 @@ def test_before_after() -> None:
 def test_before_after_wants_two_images_of_one_shape(images: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="two 2-D images of one shape"):
         before_after_figure(images, "")
-
-
-# --- on a page and on paper ---------------------------------------------------------------------
 
 
 def everything() -> Figure:
@@ -311,9 +299,6 @@ def test_images_of_a_page_are_png() -> None:
         head, _, data = link_of(image).partition(",")
         assert head == "data:image/png;base64"
         assert (np.asarray(Png.open(BytesIO(base64.b64decode(data)))) == image).all()
-
-
-# --- the verb -----------------------------------------------------------------------------------
 
 
 def run(*arguments: str) -> int:

@@ -45,9 +45,6 @@ def swept_page(swept: Report) -> Page:
     return page_of(swept)
 
 
-# --- what it says -------------------------------------------------------------------------------
-
-
 def test_a_sweep_is_a_page_with_its_verdict_first(swept_page: Page) -> None:
     page, text = swept_page, swept_page.text
     places = ["For throughput", "For latency", "Memory, throughput and time"]
@@ -108,9 +105,6 @@ def test_too_many_figures_are_counted_and_left_out(
     page = page_of(Report("t", ["v."], [], [*swept.chapters, *swept.chapters]))
     assert sum("data-figure" in attrs for _, attrs in page.elements) == 1
     assert "1 of 1 figures are left out" in page.text
-
-
-# --- what it asks for, and what runs in it ------------------------------------------------------
 
 
 def test_it_asks_for_nothing_and_runs_one_script(swept_page: Page) -> None:
@@ -181,9 +175,6 @@ def test_no_key_gets_into_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     text = html_page(plain(verdict=["of env-secret-value and https://me:hunter2word@host/"]))
     assert "env-secret-value" not in text and "hunter2word" not in text
-
-
-# --- files --------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("undrawn")

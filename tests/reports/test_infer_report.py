@@ -104,9 +104,6 @@ def test_explain_prints_the_verdict_with_names_as_text(
     assert main(["explain", str(tmp_path / "nothing")]) == 2
 
 
-# --- what is named ------------------------------------------------------------------------------
-
-
 def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,9 +60,6 @@ def path(bench: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(bench, tmp_path))
 
 
-# --- panels -------------------------------------------------------------------------------------
-
-
 def test_memory_and_throughput_by_tile(figure: Figure) -> None:
     memory, samples, throughput = figure.panels[:3]
     assert memory.y == Axis("Peak device memory", "B")
@@ -121,9 +118,6 @@ def test_the_host_its_budget_and_a_halo_are_shown(tmp_path: Path) -> None:
     useful = 192**2 / MEASURED[256, 1] * 1e3
     assert curves(figure.panels[PIXELS])[0][0][1] == pytest.approx(useful, rel=1e-3)
     assert figure.title == "prithvi-refiner-tiny, inference, cpu, halo 32, budget 4.00 GiB"
-
-
-# --- files --------------------------------------------------------------------------------------
 
 
 def test_the_latest_row_of_a_case_is_drawn(path: Path) -> None:
@@ -201,9 +195,6 @@ def test_a_table_of_which_nothing_can_be_drawn_is_refused(
     (tmp_path / "bench.csv").write_text(text)
     with pytest.raises(UsageError, match=rf"bench\.csv (has|holds) {message}"):
         bench_figures(tmp_path / "bench.csv")
-
-
-# --- the verb -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("undrawn")

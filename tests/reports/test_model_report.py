@@ -15,8 +15,6 @@ from penstock.reports.table import MB, in_text
 
 from .kit import MEASURED, launch, sweep
 
-# --- sentences ----------------------------------------------------------------------------------
-
 
 def told(records: Sequence[Record]) -> list[str]:
     return [line for section in model_sections(records) for line in section.sentences]
@@ -139,9 +137,6 @@ def test_groups_of_rows_and_of_cells_are_the_same(tmp_path: Path) -> None:
         assert [cell.row for cell in one] == [cell.row for cell in other]
         assert [(c.tile, c.batch) for c in one] == [(c.tile, c.batch) for c in other]
     assert labelled([]) == []
-
-
-# --- tables -------------------------------------------------------------------------------------
 
 
 def test_the_table_says_what_is_known() -> None:

@@ -15,9 +15,6 @@ def test_examples_of_the_page() -> None:
     assert doctest.testmod(queueing).failed == 0
 
 
-# --- the seed's table ---------------------------------------------------------------------------
-
-
 SEED = [
     (0, 0, 3.6, None), (1, 1, 2.5, 0), (1, 2, 2.4, 3), (1, 3, 2.3, 4), (1, 4, 2.2, 6),
     (1, 8, 1.9, 13), (2, 2, 2.4, 3), (2, 4, 2.2, 7), (4, 4, 2.3, 7), (4, 8, 2.0, 11),
@@ -39,9 +36,6 @@ def test_the_simulation_meets_what_the_seed_measured(
     assert timeline.mean_s == pytest.approx(seconds, abs=0.11)
     assert (timeline.cleared is None) == (cleared is None)
     assert abs((timeline.cleared or 0) - (cleared or 0)) <= 1
-
-
-# --- by hand ------------------------------------------------------------------------------------
 
 
 def test_a_queue_of_two_by_hand() -> None:
@@ -77,8 +71,6 @@ def test_two_readers_read_at_once_where_there_is_room() -> None:
     assert simulate(feed, 6).waits == [0, 0, 3, 0, 3, 0]
     assert simulate(replace(feed, queue=1), 4).waits == [0, 3, 3, 3]
 
-
-# --- laws ---------------------------------------------------------------------------------------
 
 times = st.integers(1, 400).map(lambda n: n / 100)
 

@@ -22,9 +22,6 @@ def only(catalogue: Catalogue) -> ShownRun:
     return run
 
 
-# --- ledgers --------------------------------------------------------------------------------------
-
-
 def test_launches_are_told_apart_by_the_knobs_that_differ(tmp_path: Path) -> None:
     records = [launch(64, 1), launch(64, 2), launch(64, 2, 1, name="night", tags={"node": "a"})]
     runs = catalogue_of(ledger_of(tmp_path / "l.ledger", records)).runs
@@ -76,9 +73,6 @@ def test_a_packed_ledger_is_read_too(tmp_path: Path) -> None:
     assert "cannot be read" in note
 
 
-# --- trainings ------------------------------------------------------------------------------------
-
-
 def test_a_training_has_its_scores_steps_and_machine(tmp_path: Path) -> None:
     folder = training(tmp_path / "lr3", 2, 12.0, learning_rate=0.003, name="a name",
                       tags={"node": "h200"}, num_samples=7, backbone="resnet50")  # fmt: skip
@@ -113,9 +107,6 @@ def test_the_model_of_a_training_is_of_its_workload(tmp_path: Path) -> None:
     begun(tmp_path / "b", workload="mine", backbone="resnet18", model="mine-net")
     models = {run.workload: run.model for run in catalogue_of(tmp_path).runs}
     assert models == {"detector": "resnet18", "mine": "mine-net"}
-
-
-# --- inference, logs, trackers --------------------------------------------------------------------
 
 
 def test_a_run_of_inference_has_its_readings(tmp_path: Path) -> None:
@@ -193,9 +184,6 @@ def test_a_store_of_mlflow_has_all_metrics(tmp_path: Path) -> None:
     assert curve.places["epoch"].tolist() == [0, 0, 1, 1, 2]
     assert details.metrics["val_loss"] == pytest.approx(1 / 6)
     assert details.metrics["seconds"] == 60.0 == runs["tracked 1"].seconds
-
-
-# --- whatever lies there --------------------------------------------------------------------------
 
 
 def test_hostile_words_are_clipped_and_without_control_characters(tmp_path: Path) -> None:

@@ -143,9 +143,6 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
     assert [run.name for run in catalogue_of(tmp_path).runs] == ["a", "b"]
 
 
-# --- what a page holds ----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @needs_pages
 def test_a_page_of_a_hundred_runs_is_small() -> None:

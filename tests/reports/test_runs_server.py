@@ -31,9 +31,6 @@ def ours(folder: Path) -> Iterator[Served]:
         yield server
 
 
-# --- in this process ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -53,9 +50,6 @@ def test_what_is_asked_wrongly_is_one_sentence(
     assert main(["dashboard", *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1
-
-
-# --- as a process ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -24,9 +24,6 @@ def by_goal(recommendation: Recommendation, goal: str) -> Choice:
     return choice
 
 
-# --- goals --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
@@ -86,9 +83,6 @@ def test_training_takes_the_most_and_accumulates_the_rest() -> None:
     assert chosen(tight) == {"training": ("384", 2)}
     assert tight.choices[0].settings["grad_accum_steps"] == 2
     assert "and 2 accumulated steps make a batch of 4" in tight.choices[0].sentence
-
-
-# --- memory -------------------------------------------------------------------------------------
 
 
 def test_the_margin_stays_free() -> None:
@@ -160,9 +154,6 @@ def test_failures_and_the_cliff_are_left_out() -> None:
         "Left out, a launch failed: 384, batch 2.",
         "Left out, short of memory by allocator retries: 512, batch 1.",
     )
-
-
-# --- settings -----------------------------------------------------------------------------------
 
 
 def test_infer_accepts_the_yaml(tmp_path: Path) -> None:

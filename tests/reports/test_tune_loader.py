@@ -162,9 +162,6 @@ def test_the_flags_are_ones_that_train_and_bench_take() -> None:
     }  # fmt: skip
 
 
-# --- with data ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("packed") / "data"

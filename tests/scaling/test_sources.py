@@ -21,9 +21,6 @@ def heard(*paths: Path) -> tuple[list[tuple[str, int]], list[str]]:
     return [(run.job, run.devices) for run in read_runs(paths, said.append)], said
 
 
-# --- each run once ------------------------------------------------------------------------------
-
-
 def test_a_log_given_twice_or_copied_counts_once(tmp_path: Path) -> None:
     one, four = write(tmp_path, {"a.out": log("1", 1, 362.45), "b.out": log("2", 4, 95.23)})
     copy = tmp_path / "copy.out"
@@ -78,9 +75,6 @@ def test_a_total_unlike_its_epochs_is_told(tmp_path: Path) -> None:
     path.write_text(text.replace("Total training time: 95.23", "Total training time: 57.14"))
     (said,) = heard(path)[1]
     assert said.startswith(f"{path}: 57.14 s in all are not 50 epochs of 1.90 s; ")
-
-
-# --- what is passed over ------------------------------------------------------------------------
 
 
 def test_of_several_paths_a_bad_one_stops_none(tmp_path: Path) -> None:

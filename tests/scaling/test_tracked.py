@@ -15,9 +15,6 @@ def read(runs: Iterable[TrackedRun]) -> list[TrainingRun]:
     return list(training_runs(runs, Path("tracker"), lambda sentence: None))
 
 
-# --- Comet tells when each metric came ------------------------------------------------------------
-
-
 def scored(epochs: int, *, first: float | None = None, planned: int = 3) -> list[TrainingRun]:
     """Of epochs of 10 s, each with a score at its end; ``first``: when something came before."""
     rows = [
