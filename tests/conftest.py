@@ -249,7 +249,7 @@ _ONCE = (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _for_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _for_all_tests(tmp_path_factory) -> Iterator[None]:
     """One fixture for all of these: pytest sets each up for each of thousands of tests."""
     with contextlib.ExitStack() as stack:
         for begin in _ONCE:
@@ -266,7 +266,7 @@ def on_disk() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser(tmp_path_factory) -> Iterator[Any]:
     """A real one, with one page."""
     from .reports.browser import CHROMIUM, Browser
 
@@ -277,7 +277,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(monkeypatch) -> None:
     """In place of each figure a blank one is written: for tests of files, not of what they show."""
     from matplotlib.figure import Figure
 
@@ -326,7 +326,7 @@ def _moto() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3_endpoint(_moto: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def s3_endpoint(_moto: str, monkeypatch, tmp_path: Path) -> str:
     """The URL of a real S3 server on loopback that holds one empty bucket, ``test-bucket``."""
     empty = tmp_path / "aws"
     empty.touch()

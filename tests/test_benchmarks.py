@@ -31,9 +31,7 @@ def test_benchmarks_import_names_that_are_there() -> None:
 
 
 @pytest.mark.long
-def test_quick_benchmark_measures_or_skips_every_contender(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_benchmark_measures_or_skips_every_contender(tmp_path: Path, monkeypatch) -> None:
     for library in ("torch", "tensorstore", "zarr"):
         pytest.importorskip(library)
     readme = (BENCHMARKS / "README.md").read_text()
@@ -69,7 +67,7 @@ def test_quick_benchmark_measures_or_skips_every_contender(
     assert all(r["extra"]["write_measured"] == pytest.approx(1, abs=0.01) for r in penstock)
 
 
-def test_report_is_computed_from_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_computed_from_records(monkeypatch) -> None:
     """Change the data and the sentence changes: a target is met, then missed by what it lacks."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench = runpy.run_path(str(BENCHMARKS / "infer.py"))
@@ -131,7 +129,7 @@ def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path: Path) -> None:
     assert "| small chunks | shuffled |" in done.stdout
 
 
-def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_is_met_missed_or_undecided(monkeypatch) -> None:
     """Change the times and the verdict changes; the bound is of every contender, not of one."""
     pytest.importorskip("zarr")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -154,7 +152,7 @@ def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_say_what_the_grid_shows(monkeypatch) -> None:
     """The page is that of the raw samples, the target is met on it, and docs/load.md has them."""
     pytest.importorskip("zarr")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -188,7 +186,7 @@ def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_the_data_the_emulator_is_skipped_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch, capsys
 ) -> None:
     script = str(BENCHMARKS / "emulator.py")
     monkeypatch.setattr(sys, "argv", [script, "--data", str(tmp_path / "no.nc")])

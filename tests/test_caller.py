@@ -39,7 +39,7 @@ def elsewhere(ask: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def _counted(monkeypatch) -> None:
     """What is frozen is counted here, as it is by those who call. All that the tests froze takes
     80 ms to count, so freezing is noted and not done."""
     frozen = [100_000]

@@ -123,10 +123,7 @@ def run_anew(work: Iterable[tuple[str, str | list[str]]]) -> None:
     ],
 )
 def test_what_is_added_inside_penstock_runs(
-    titles: set[str],
-    tree: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    titles: set[str], tree: Path, monkeypatch, capsys
 ) -> None:
     work: list[tuple[str, str | list[str]]] = []
     shown = []
@@ -182,7 +179,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch) -> Iterator[Site]:
     """It is left as it was found: what was imported from there is forgotten."""
     folder = tmp_path / "site"
     folder.mkdir()
@@ -228,7 +225,7 @@ def test_a_model_of_another_package(site: Site) -> None:
     assert load_model("blur").code == load_model("penstock_blur:Blur").code != ""
 
 
-def test_a_store_of_another_package(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_of_another_package(site: Site, capsys) -> None:
     with pytest.warns(RuntimeWarning, match="raw has no lock: the package that writes it has none"):
         follow("A store", site)
     cells, copy = (Path(f"{name}-16x32x32.raw").read_bytes() for name in ("cells", "copy"))
@@ -248,13 +245,13 @@ def test_a_store_of_another_package(site: Site, capsys: pytest.CaptureFixture[st
     assert not Path("new-16x32x32.raw").exists()
 
 
-def test_a_workload_of_another_package(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workload_of_another_package(site: Site, capsys) -> None:
     follow("A workload", site)
     assert "line: 2 parameters" in capsys.readouterr().out
     assert Path("fit", "best_model.pth").is_file()
 
 
-def refused(what: str, name: str, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(what: str, name: str, capsys) -> str:
     """What a command says that names a model, a store or a workload and is refused."""
     Path("empty").mkdir(exist_ok=True)
     infer = ["plan", "--in-spec", "none.zarr", "--out-spec", "out.zarr", "--model-type", "identity"]
@@ -271,9 +268,7 @@ def refused(what: str, name: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("what", ["models", "stores", "workloads"])
-def test_nothing_is_imported_that_was_not_named(
-    what: str, site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_imported_that_was_not_named(what: str, site: Site, capsys) -> None:
     """Names of ours win, and those of other packages stand in the list of what there is."""
     (site.folder / "theirs.py").write_text("raise SystemExit('it was imported')")
     names = ("identity", "spiral", "zarr", "aardvark")
@@ -310,7 +305,7 @@ BROKEN = [
     ],
 )
 def test_what_is_broken_is_told_with_its_package(
-    what: str, code: str, value: str, reason: str, site: Site, capsys: pytest.CaptureFixture[str]
+    what: str, code: str, value: str, reason: str, site: Site, capsys
 ) -> None:
     (site.folder / "theirs.py").write_text(code)
     site.install("their-tools", f"penstock.{what}", {"aardvark": value}, "2.1")
@@ -331,9 +326,7 @@ def test_a_store_that_lacks_something_is_refused(site: Site) -> None:
         penstock.open_sink("volume.tif", domain=whole, dtype=np.dtype("uint8"))
 
 
-def test_one_name_of_two_packages_is_refused(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_name_of_two_packages_is_refused(site: Site, capsys) -> None:
     for owner in ("one", "other"):
         site.install(owner, "penstock.models", {"aardvark": f"{owner}:Net"})
     said = refused("models", "aardvark", capsys)

@@ -136,7 +136,7 @@ def test_patches_come_back_with_the_same_bits_alone_and_many_at_once(seam: str) 
 
 
 @on_gpu
-def test_bricks_are_read_into_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bricks_are_read_into_pinned_memory(monkeypatch) -> None:
     import torch
 
     from penstock.inference.lanes.bricks import Loaded
@@ -268,7 +268,7 @@ PHASES = ("data_wait", "transfer", "forward", "backward", "optimizer")
 @pytest.fixture(
     params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=ON_GPU)]
 )
-def device(request: pytest.FixtureRequest) -> str:
+def device(request) -> str:
     pytest.importorskip("lightning_fabric")
     name: str = request.param
     return name
@@ -474,7 +474,7 @@ def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path: Path) -> Non
     assert (kept / "infer.txt").read_text() == done.stdout
 
 
-def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     overlap_of = runpy.run_path(str(BENCHMARKS / "gpu_infer.py"))["overlap_of"]
     assert overlap_of([], [(0.0, 9.0)]) is None

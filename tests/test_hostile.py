@@ -23,7 +23,7 @@ KNOBS = "--out-spec out.zarr --model-type identity --patch 8 --overlap 2 --devic
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def place(tmp_path: Path, monkeypatch) -> None:
     """An empty working folder."""
     monkeypatch.chdir(tmp_path)
 
@@ -38,7 +38,7 @@ def few_addresses() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def said(capsys, *words: str) -> str:
     """The sentence with which a command is refused."""
     assert main([*words]) == 2
     *others, sentence = capsys.readouterr().err.splitlines()
@@ -83,7 +83,7 @@ INFER, LOADER = ["infer", "--in-spec", "in.zarr", *KNOBS], ["bench", "loader", "
 )
 @pytest.mark.usefixtures("few_addresses")
 def test_what_metadata_claims_is_checked_before_memory_is_taken(
-    kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
+    kind: str, words: list[str], capsys
 ) -> None:
     name, text, sentence = FILES[kind]
     Path("in.zarr").mkdir()
@@ -94,7 +94,7 @@ def test_what_metadata_claims_is_checked_before_memory_is_taken(
 
 
 @pytest.mark.usefixtures("few_addresses")
-def test_a_npy_that_claims_too_much(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_npy_that_claims_too_much(capsys) -> None:
     np.save("in.npy", np.zeros((9, 8, 8), "uint8"))
     content = Path("in.npy").read_bytes()
     header = content.replace(b"(9, 8, 8), }" + b" " * 18, b"(%d, 8, 8), }" % HUGE)
@@ -107,7 +107,7 @@ LAUGHS = "".join(f"- &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1,
 
 @pytest.mark.parametrize("text", ["patch: [" * 9999, f"tag:\n- &a0 [x]\n{LAUGHS}"])
 @pytest.mark.usefixtures("few_addresses")
-def test_settings_that_nest(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_nest(text: str, capsys) -> None:
     """Aliases of aliases would be 9 to the power of 29 words."""
     Path("a.yaml").write_text(text)
     said(capsys, "infer", "--in-spec", "in.npy", *KNOBS, "--config", "a.yaml")
@@ -146,7 +146,7 @@ def test_a_pipe_in_place_of_settings_is_not_waited_for() -> None:
     ],
 )
 def test_what_the_machine_lacks_or_forbids_is_no_defect(
-    error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    error: Exception, sentence: str, monkeypatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("penstock.cli.doctor.run", Mock(side_effect=error))
     assert main(["doctor"]) == 1
@@ -174,7 +174,7 @@ def test_a_closed_stderr_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_more_shares_than_parts_are_fine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_shares_than_parts_are_fine(capsys) -> None:
     np.save("in.npy", np.ones((8, 8, 8), "uint8"))
     words = ["infer", "--in-spec", "in.npy", *KNOBS, "--normalize", "none"]
     for step in (

@@ -85,9 +85,7 @@ def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path
     assert store_around(tmp_path) is None
 
 
-def test_a_file_that_another_replaces_meanwhile_is_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_another_replaces_meanwhile_is_ours(tmp_path: Path, monkeypatch) -> None:
     write(tmp_path / "a.json", "ours")
     mark_of = ours._mark_of
 
@@ -100,9 +98,7 @@ def test_a_file_that_another_replaces_meanwhile_is_ours(
     assert ours.is_written_by_us(tmp_path / "a.json")
 
 
-def test_where_files_keep_no_marks_each_is_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_keep_no_marks_each_is_the_users(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delattr(os, "setxattr")
     write(tmp_path / "a.json", "ours")
     with pytest.raises(UsageError, match=r"not known to be Penstock's; --overwrite replaces it"):
@@ -143,7 +139,7 @@ def run(words: list[Any]) -> int:
 
 
 def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys
 ) -> None:
     """Metrics in the place of run.json were lost, and a trace there left no run to resume."""
     source, net = zarr(tmp_path / "in.zarr" / "0", counted_up()).parent, tmp_path / "net.py"
@@ -178,9 +174,7 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
         "slurm submit --study 1,4,8 --dry-run -- train spiral",
     ],
 )
-def test_the_seeds_command_lines_run_twice_in_a_row(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_seeds_command_lines_run_twice_in_a_row(line: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("gpu_metrics.csv").write_text(GPU_CSV)
     Path("bench.csv").write_text(SEED_CSV)
@@ -211,7 +205,7 @@ The document of a packed data set is JSON of ours, and was replaced."""
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     assert run(["generate", "ufs-p2", folder / "set", "--samples", 16, "--grid", 8, 16]) == 0
     records = Path(__file__).with_name("data") / "records-v1.jsonl"
@@ -230,12 +224,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("words", "place"), READS, ids=[" ".join(each) for each in READS])
 def test_no_output_replaces_what_its_command_reads(
-    words: str,
-    place: str,
-    inputs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, place: str, inputs: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     here = Path(shutil.copytree(inputs, tmp_path / "here"))
     monkeypatch.chdir(here)
@@ -283,7 +272,7 @@ OUTPUTS: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("words", "name"), OUTPUTS, ids=[" ".join(w) for w, _ in OUTPUTS])
 def test_no_verb_replaces_what_is_the_users(
-    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], name: str, tmp_path: Path, capsys
 ) -> None:
     mine = tmp_path / "theirs" / name
     mine.parent.mkdir(parents=True)

@@ -27,7 +27,7 @@ DATA = counted_up(16)
 
 
 @pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def beside(tmp_path: Path, monkeypatch) -> Path:
     """A folder beside that of the data, in which the process is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "here").mkdir()
@@ -121,9 +121,7 @@ def test_an_output_beside_the_input_in_one_group_is_fine(tmp_path: Path) -> None
                      dtype=DATA.dtype, resume=True).exists  # fmt: skip
 
 
-def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(
-    beside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(beside: Path, capsys) -> None:
     pytest.importorskip("rasterio")
     pytest.importorskip("contourpy")
     data = beside / "data"
@@ -144,9 +142,7 @@ def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(
 @pytest.mark.parametrize(
     ("kind", "within"), paired(("packed", "chips", "array"), ("", "run", "../link/run"))
 )
-def test_a_training_keeps_out_of_its_data(
-    kind: str, within: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_keeps_out_of_its_data(kind: str, within: str, tmp_path: Path, capsys) -> None:
     """What is refused comes before the data are opened, so a file of theirs is enough."""
     data = tmp_path / "data"
     (tmp_path / "link").symlink_to(data)

@@ -46,9 +46,7 @@ def record(**case: Any) -> Record:
 
 
 @pytest.mark.slow
-def test_a_terminal_is_moved_by_nobody(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_is_moved_by_nobody(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a\x1b[2Jb\x9b\u202e\udcff.csv").write_text("no benchmark")
     assert main(["plot", "a\x1b[2Jb\x9b\u202e\udcff.csv"]) == 2
@@ -147,7 +145,7 @@ HARMLESS = {
 }
 
 
-def test_what_is_no_key_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_key_stays(tmp_path: Path, monkeypatch) -> None:
     for name, value in HARMLESS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KEY_FOLDER", str(tmp_path))
@@ -171,9 +169,7 @@ def leaks(folder: Path, printed: str) -> list[str]:
     return places
 
 
-def test_no_verb_writes_or_prints_a_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_verb_writes_or_prints_a_key(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     out = tmp_path / "out"
     zarr(tmp_path / "data" / "in.zarr", counted_up())
@@ -251,11 +247,7 @@ def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
     [*((verb, False) for verb in VERBS), pytest.param("suite", True, marks=pytest.mark.slow)],
 )
 def test_a_key_in_any_argument_of_any_verb_stays_there(
-    verb: str,
-    every_kind: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    verb: str, every_kind: bool, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     """A place to write to that is a URL is refused, where a folder would be made of that name."""
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
@@ -283,11 +275,7 @@ LOGINS = ("hunter2word", "half/hunter2word", "a+b/hunter2word/c")
 
 @pytest.mark.parametrize(("spec", "key"), crossed(BUCKETS, LOGINS))
 def test_a_login_before_a_bucket_is_in_no_text(
-    spec: str,
-    key: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spec: str, key: str, capsys, tmp_path: Path, monkeypatch
 ) -> None:
     """Also not in the texts of TensorStore, which quotes it as a bucket's name."""
     monkeypatch.chdir(tmp_path)
@@ -311,9 +299,7 @@ def test_an_address_without_a_login_stays_as_it_is() -> None:
         assert redact(text) == text
 
 
-def test_no_output_has_a_key_in_its_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_output_has_a_key_in_its_name(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     zarr(tmp_path / "in.zarr", counted_up())
     infer = ["infer", "--in-spec", "in.zarr", "--out-spec", "out.zarr", "--model-type", "identity",
@@ -335,9 +321,7 @@ def test_no_output_has_a_key_in_its_name(
 
 
 @pytest.mark.slow  # a store that does not answer is asked again
-def test_what_fails_tells_no_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_tells_no_key(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     monkeypatch.chdir(tmp_path)
     for words in (

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory) -> Path:
     """The site that `make site` has just built, where SITE names it, or a new one."""
     if built := os.environ.get("SITE"):
         return (ROOT / built).resolve()

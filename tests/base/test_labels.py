@@ -65,7 +65,7 @@ def test_a_run_that_goes_on_keeps_its_name_and_takes_further_tags() -> None:
     assert run_labels(more, "default", {"of an older": "version"})["name"] == "default"
 
 
-def test_no_key_of_this_machine_becomes_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_of_this_machine_becomes_a_label(monkeypatch) -> None:
     monkeypatch.setenv("COMET_API_KEY", "planted-4f1c9e77a0b24d6c")
     labels = build(Labels, {"tag": {"a": "planted-4f1c9e77a0b24d6c", "api_token": "b"}})
     assert run_labels(labels, "run")["tags"] == {"a": "***", "api_token": "***"}

@@ -109,9 +109,7 @@ NONE = "exit code 0 and no result"
         (b'{"failed": {"status": "tired", "message": 3}}\n', "report", "its answer is not a rec"),
     ],
 )
-def test_what_is_no_answer_is_a_crash(
-    said: bytes, stage: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_answer_is_a_crash(said: bytes, stage: str, message: str, monkeypatch) -> None:
     monkeypatch.setattr(supervisor, "_run", lambda *_: Ending(0, said=said))
     record = run("Animal")
     assert record.error is not None
@@ -297,7 +295,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_out_of_memory(group: Path)
     assert record.memory.host_peak is not None
 
 
-def test_a_kill_is_for_memory_where_nothing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_is_for_memory_where_nothing_counts(monkeypatch) -> None:
     monkeypatch.setattr(supervisor, "oom_kills", dict)
     monkeypatch.setattr(supervisor, "_run", lambda *_: Ending(-signal.SIGKILL))
     record = run("Killed")
@@ -347,9 +345,7 @@ def test_a_check_fills_the_case_in_and_measures_nothing() -> None:
     assert record.facts["kind"] == "Animal" and record.facts["process_bytes"] > MIB
 
 
-def test_a_scenario_that_cannot_be_imported_says_what_is_absent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scenario_that_cannot_be_imported_says_what_is_absent(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "penstock.bench.scenarios.queue", None)
     with pytest.raises(ModuleNotFoundError, match=r"scenarios\.queue"):
         find("queue")

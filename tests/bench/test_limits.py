@@ -66,9 +66,7 @@ def test_limits_on_a_gpu_are_for_the_allocator(
     assert "allocator" in limits.budget_note("cuda:0")
 
 
-def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_budget_a_cpu_is_kept_to_what_is_free(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(limits, "available_memory", lambda: 5000)
     machine = Machine()
     (limit,) = limits.model_limits(

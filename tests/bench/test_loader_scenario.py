@@ -85,7 +85,7 @@ def _short(batch: dict[str, Any], number: int) -> dict[str, Any]:
     ],
 )
 def test_what_a_loader_got_wrong_is_a_wrong_result(
-    data: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, said: str
+    data: Path, monkeypatch, damage: Any, said: str
 ) -> None:
     make = by_name.make_contender
     monkeypatch.setattr(
@@ -136,7 +136,7 @@ def test_every_rung_delivers_the_same_bytes(data: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def planes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def planes(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("planes") / "v.zarr"
     own_array(path, "zarr", (16, 32, 32), chunks=[4, 32, 32])
     return path

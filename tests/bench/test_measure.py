@@ -161,7 +161,7 @@ def test_a_window_on_a_device_is_synchronised_once_and_read_after() -> None:
     assert made[1] == made[2], "events are made once"
 
 
-def test_device_memory_and_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_and_clocks(monkeypatch) -> None:
     """The driver is asked between windows, and its peak is above what it held before the launch."""
     import torch
 

@@ -28,7 +28,7 @@ def bench(*words: str) -> int:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake(tmp_path: Path, monkeypatch) -> Path:
     """A folder to work in, whose launches `answers` answers here. It holds a file of a user."""
 
     def run(command: Sequence[str], launch: Launch, *_: object) -> Ending:
@@ -66,9 +66,7 @@ def test_axes_are_multiplied_and_named_where_they_differ() -> None:
     ]
 
 
-def test_a_sweep_writes_its_rows_and_says_what_they_say(
-    fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_writes_its_rows_and_says_what_they_say(fake: Path, capsys) -> None:
     assert bench("--tile_sizes", "16", "32", "--batch-sizes", "1", "64") == 0
     written = rows_of(fake / "out/bench.csv")
     assert {(row["tile_size"], row["batch_size"], row["status"]) for row in written} == {
@@ -114,7 +112,7 @@ def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> Non
     ],
 )
 def test_what_makes_no_sense_is_one_sentence_and_nothing_is_created(
-    fake: Path, capsys: pytest.CaptureFixture[str], words: str, sentence: str
+    fake: Path, capsys, words: str, sentence: str
 ) -> None:
     before = sorted(fake.rglob("*"))
     assert bench(*words.split()) == 2
@@ -124,9 +122,7 @@ def test_what_makes_no_sense_is_one_sentence_and_nothing_is_created(
     assert sorted(fake.rglob("*")) == before
 
 
-def test_an_interrupted_sweep_goes_on_with_resume(
-    fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_sweep_goes_on_with_resume(fake: Path, monkeypatch, capsys) -> None:
     words = ("--tile-sizes", "16", "--batch-sizes", "1", "2", "3")
     append, kept = Ledger.append, []
 
@@ -148,7 +144,7 @@ def test_an_interrupted_sweep_goes_on_with_resume(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limit_of_each_tile(fake: Path, capsys) -> None:
     assert bench("--find-limit", "--budget", "20000", "--tile-sizes", "16", "32") == 0
     out, _ = capsys.readouterr()
     assert "Tile 16: a batch of 18 fits" in out  # 1000 + 4 * 18 * 256 = 19432
@@ -164,7 +160,7 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("words", [(), ("--find-limit",)])
 def test_a_budget_that_holds_no_launch_is_refused(
-    fake: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    fake: Path, capsys, words: tuple[str, ...]
 ) -> None:
     assert bench("--budget", "1KiB", *words) == 2
     reason = "holds no launch: Python, torch and the weights take 1.99 KiB before the first sample"
@@ -173,9 +169,7 @@ def test_a_budget_that_holds_no_launch_is_refused(
     assert bench("--budget", "0", *words) == 2
 
 
-def test_resume_refuses_what_another_machine_measured(
-    fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_refuses_what_another_machine_measured(fake: Path, capsys) -> None:
     words = ("--tile-sizes", "16", "--batch-sizes", "1")
     assert bench(*words) == 0
     path = fake / "out/bench.ledger/records.jsonl"
@@ -188,7 +182,7 @@ def test_resume_refuses_what_another_machine_measured(
 
 
 @pytest.mark.slow
-def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = f"--model {nets}:convs --tile_sizes 16 --batch_sizes 1 --mode train --device cpu"
     assert bench(*words.split(), "--launch-seconds", "0.2") == 0

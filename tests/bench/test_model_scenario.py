@@ -230,7 +230,7 @@ def test_what_cannot_be_measured_is_said_before(
     ],
 )
 def test_a_device_that_is_full_or_busy_is_no_matter_of_the_dtype(
-    nets: str, monkeypatch: pytest.MonkeyPatch, words: str, status: str
+    nets: str, monkeypatch, words: str, status: str
 ) -> None:
     def fail(*shape: int, **options: Any) -> torch.Tensor:
         raise (torch.OutOfMemoryError if words.startswith("CUDA out") else RuntimeError)(words)
@@ -241,16 +241,14 @@ def test_a_device_that_is_full_or_busy_is_no_matter_of_the_dtype(
     assert status_of(raised.value, limited=False) == status
 
 
-def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cuda(monkeypatch) -> None:
     """A card of 10 GiB, as far as it is only asked."""
     card = SimpleNamespace(total_memory=10 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(under_test, "find_devices", lambda names: [torch.device("cuda", 0)])
 
 
-def test_the_memory_of_a_card_is_what_torch_says(
-    nets: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_a_card_is_what_torch_says(nets: str, monkeypatch) -> None:
     assert under_test.check({**CASE, "model": f"{nets}:convs"})[1]["device_memory"] is None
     on_cuda(monkeypatch)
     ones = torch.ones
@@ -260,7 +258,7 @@ def test_the_memory_of_a_card_is_what_torch_says(
 
 
 def test_the_driver_is_asked_before_the_launch_holds_any_of_the_card(
-    nets: str, monkeypatch: pytest.MonkeyPatch
+    nets: str, monkeypatch
 ) -> None:
     order = []
 

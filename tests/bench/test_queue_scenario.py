@@ -35,7 +35,7 @@ from .records import made_record
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     return weather(tmp_path_factory.mktemp("packed") / "data", samples=7)
 
 
@@ -73,9 +73,7 @@ class World:
         self.said.append("close")
 
 
-def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue(monkeypatch) -> None:
     feed = QueueModel(1, 4, read_s=2.0, compute_s=1.0)
     world = World(feed, 12)
     monkeypatch.setattr(time, "sleep", world.sleep)
@@ -202,13 +200,7 @@ def failed(status: Any, message: str) -> Any:
     ],
 )
 def test_the_exit_code_of_launches_that_failed(
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    status: str,
-    message: str,
-    code: int,
+    data: Path, tmp_path: Path, monkeypatch, capsys, status: str, message: str, code: int
 ) -> None:
     fine = SimpleNamespace(error=None)
     monkeypatch.setattr("penstock.cli.bench.ask_worker", lambda scenario, case, *_: fine)
@@ -221,9 +213,7 @@ def test_the_exit_code_of_launches_that_failed(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_small_benchmark_from_end_to_end(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_benchmark_from_end_to_end(data: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "queue.csv"
     flags = "--workers 1 --queue_sizes 2 --batch_size 2 --iterations 8 --compute_time 0.01"
     assert main(["bench", "queue", str(data), *flags.split(), "--output", str(out)]) == 0

@@ -66,9 +66,7 @@ def test_a_file_of_the_seed_is_taken_as_it_is(tmp_path: Path) -> None:
     assert fit_preset(custom, [], anyway=False)[1] == "", "it names no device"
 
 
-def test_a_path_of_the_seed_is_its_preset_where_no_file_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_of_the_seed_is_its_preset_where_no_file_is(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = Path("configs/dgx_a100.json")
     assert read_preset(path) == named_preset("dgx-a100")
@@ -233,9 +231,7 @@ def test_of_the_defaults_those_run_that_fit() -> None:
         verb._fitted(every, [], anyway=False)
 
 
-def test_the_script_at_the_root_finds_the_penstock_of_the_clone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_at_the_root_finds_the_penstock_of_the_clone(tmp_path: Path, capsys) -> None:
     """With no setting of the user's: where there is a `.venv`, its Python is taken. Here that one
     only says what it is asked to do."""
     shutil.copy(ROOT / "run_benchmark.sh", tmp_path)

@@ -52,7 +52,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     """Two scenes of the real layout, and their chips."""
     folder = tmp_path_factory.mktemp("xview3")
     scenes = ["generate", "xview3", str(folder / "scenes"), "--scenes", "2", "--size", "256", "256"]
@@ -109,9 +109,7 @@ def test_chips_of_other_channels_are_refused(data: Path, tmp_path: Path) -> None
         with_roots(config_for(data, tmp_path), [dual])
 
 
-def test_no_chip_with_a_valid_pixel_is_refused(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_chip_with_a_valid_pixel_is_refused(data: Path, tmp_path: Path, monkeypatch) -> None:
     """A detector has a sample for each chip, and loads torchvision, which takes a second."""
     shutil.copytree(data / "chips" / "train", tmp_path / "empty")
     manifest = next((tmp_path / "empty").glob("*/manifest.json"))
@@ -201,9 +199,7 @@ def spiral(out: Path, **knobs: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_launch_has_one_training_and_counts_its_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_has_one_training_and_counts_its_samples(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace())  # as if it were loaded
     operators = importlib.import_module("penstock.models.torchvision_ops")
     monkeypatch.setattr(operators, "compiled_operators", lambda: False)
@@ -319,7 +315,7 @@ def test_a_suite_on_workers(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     config = str(small(tmp_path / "small.json"))
     words = ["suite", "benchmark", "--config", config, *flags(data, out)]
@@ -350,9 +346,7 @@ def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(again)["id"] != json.loads(lost)["id"]
 
 
-def test_a_preset_of_several_ranks_takes_no_workers(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preset_of_several_ranks_takes_no_workers(data: Path, tmp_path: Path, capsys) -> None:
     words = ["suite", "dgx-a100", *flags(data, tmp_path / "out"), "--cluster", "local"]
     assert main(words) == 2
     error = capsys.readouterr().err
@@ -363,7 +357,7 @@ def test_a_preset_of_several_ranks_takes_no_workers(
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
 def test_a_preset_for_another_machine_runs_anyway_and_what_fails_is_a_row(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, capsys
 ) -> None:
     import torch
 
@@ -392,7 +386,7 @@ def test_a_preset_for_another_machine_runs_anyway_and_what_fails_is_a_row(
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
 def test_labels_that_the_chips_were_not_cut_with_are_refused_before_anything_runs(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, capsys
 ) -> None:
     labels = tmp_path / "fewer.csv"
     lines = (data / "scenes/labels/train.csv").read_text().splitlines(keepends=True)

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from penstock.cli import doctor, main
 
 from ..instruments.kit import ENVIRONMENT, limits_of
@@ -34,9 +32,7 @@ def said(block: dict[str, Any]) -> str:
     return "\n".join(line for section in sections for line in section(block)[1])
 
 
-def test_doctor_says_it_all_and_writes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_says_it_all_and_writes_it(tmp_path: Path, capsys) -> None:
     report = tmp_path / "new" / "report.json"
     assert main(["doctor", "--json", str(report)]) == 0
     out = capsys.readouterr().out

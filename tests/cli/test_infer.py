@@ -83,7 +83,7 @@ def test_yaml_spells_them_as_it_does() -> None:
 
 
 def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
-    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    volume: np.ndarray, tmp_path: Path, capsys
 ) -> None:
     np.save(tmp_path / "in.npy", volume[0, 0, :8, :8, :8])
     words = f"""
@@ -97,8 +97,8 @@ def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
 
 @pytest.mark.slow
 def test_the_seeds_own_command_runs_over_a_real_s3_server(
-    volume: np.ndarray, s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    volume: np.ndarray, s3_endpoint: str, tmp_path: Path, capsys,
+    monkeypatch,
 ) -> None:  # fmt: skip
     import safetensors.torch
 
@@ -147,7 +147,7 @@ def test_the_seeds_own_command_runs_over_a_real_s3_server(
 
 
 def test_underscores_dashes_yaml_and_flags_say_the_same(
-    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    volume: np.ndarray, tmp_path: Path, capsys
 ) -> None:
     volume = volume[..., :16, :24, :24]
     source = zarr(tmp_path / "in.zarr", volume)
@@ -163,9 +163,7 @@ def test_underscores_dashes_yaml_and_flags_say_the_same(
     assert "trim" in capsys.readouterr().out
 
 
-def test_plan_and_dry_run_touch_nothing(
-    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_and_dry_run_touch_nothing(volume: np.ndarray, tmp_path: Path, capsys) -> None:
     source = zarr(tmp_path / "in.zarr", volume)
     words = ["--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type", "identity",
              "--patch", "16", "--overlap", "4"]  # fmt: skip
@@ -180,7 +178,7 @@ def test_plan_and_dry_run_touch_nothing(
 
 
 @pytest.fixture(scope="module")
-def inputs(volume: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(volume: np.ndarray, tmp_path_factory) -> Path:
     """A folder of inputs, good and bad, that no job changes."""
     import safetensors.torch
     import torch
@@ -228,7 +226,7 @@ def inputs(volume: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path
 )  # fmt: skip
 def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
     words: list[str], said: list[str], inputs: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    capsys, monkeypatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(inputs)
     before = sorted((p, p.stat().st_mtime_ns) for p in inputs.rglob("*"))
@@ -272,9 +270,7 @@ def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path, capsys) -> None:
     """SIGKILL at whatever point a third of the blocks has been reached, then --resume."""
     rng = np.random.default_rng(1)
     volume = rng.integers(0, 4000, (64, 64, 64)).astype("uint16")
@@ -351,7 +347,7 @@ def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
 
 
 def test_progress_that_cannot_be_told_ends_no_job(
-    volume: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    volume: np.ndarray, tmp_path: Path, monkeypatch
 ) -> None:
     class FullDisk(io.StringIO):
         def write(self, text: str) -> int:
@@ -375,18 +371,14 @@ def test_progress_that_cannot_be_told_ends_no_job(
         (32, "32 of 32 patches, 1 of 6 blocks written, 2.0 MB/s\n"),
     ],
 )
-def test_the_time_left_is_told_while_it_is_known(
-    done: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_time_left_is_told_while_it_is_known(done: int, line: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr("penstock.cli.infer.PLAIN_EVERY_SECONDS", 0)
     with shown_progress() as progress:
         progress(Progress(done, 32, 1, 6, 1.0, 2.0))
     assert capsys.readouterr().err == line
 
 
-def test_a_pipe_that_breaks_elsewhere_is_no_success(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_that_breaks_elsewhere_is_no_success(monkeypatch, capsys) -> None:
     def broken(*_: Any) -> int:
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -395,7 +387,7 @@ def test_a_pipe_that_breaks_elsewhere_is_no_success(
     assert "BrokenPipeError" in capsys.readouterr().err
 
 
-def test_a_signal_while_the_end_is_told_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_end_is_told_changes_nothing(monkeypatch) -> None:
     """A batch system sends its own more than once."""
     both = (signal.SIGTERM, signal.SIGUSR1)
 

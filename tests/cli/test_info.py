@@ -12,12 +12,12 @@ from penstock.cli.info import infer_line
 from penstock.data import Box, open_sink
 
 
-def info(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+def info(capsys, *words: str, code: int = 0) -> str:
     assert main(["info", *words]) == code
     return "".join(capsys.readouterr())
 
 
-def test_a_volume_with_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_volume_with_levels(tmp_path: Path, capsys) -> None:
     pytest.importorskip("tensorstore")
     path = str(tmp_path / "a.ome.zarr")
     box = Box((0,) * 5, (1, 2, 9, 40, 50))
@@ -35,7 +35,7 @@ def test_a_volume_with_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_a_choice_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_choice_is_listed(tmp_path: Path, capsys) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -47,7 +47,7 @@ def test_a_choice_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "array     yx 6 x 7 float64" in info(capsys, f"{path}::b/c")
 
 
-def test_series_and_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_series_and_axes(tmp_path: Path, capsys) -> None:
     tifffile = pytest.importorskip("tifffile")
     path = str(tmp_path / "a.tif")
     with tifffile.TiffWriter(path) as file:

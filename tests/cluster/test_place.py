@@ -98,7 +98,7 @@ def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:
         own_device(third, visible=2)
 
 
-def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_element_of_an_array_has_one_number(monkeypatch) -> None:
     """In its log and in its results: scaling takes the two together by it."""
     pytest.importorskip("torch")
     from penstock.training.ranks import job_facts
@@ -114,9 +114,7 @@ def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) 
     assert first_lines("spiral", config_of(), find_place(STEP), element)[0] == "Job ID: 7_3"
 
 
-def test_a_job_whose_tasks_are_not_started_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_whose_tasks_are_not_started_is_refused(monkeypatch, tmp_path: Path, capsys) -> None:
     pytest.importorskip("lightning_fabric")
     for name, text in JOB.items():
         monkeypatch.setenv(name, text)
@@ -183,7 +181,7 @@ def test_a_job_goes_on_with_no_run_but_its_own(
 
 
 @pytest.fixture
-def in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+def in_a_job(tmp_path: Path, monkeypatch) -> Callable[[str], list[str]]:
     """The words that begin a life of a job whose srun does what it is told; `requeued` is how
     often it was put back."""
     (tmp_path / "bin").mkdir()
@@ -203,8 +201,8 @@ def in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @pytest.mark.slow
 def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
-    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys,
+    monkeypatch,
 ) -> None:  # fmt: skip
     last = tmp_path / "o" / "checkpoints" / "last.pt"
     too_early = "kill -USR1 $PPID; exec sleep 60"  # which the signal ends, and nobody hears
@@ -236,7 +234,7 @@ def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
 
 
 def test_the_end_of_a_requeued_life_is_told_though_slurm_ends_it(
-    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys
 ) -> None:
     """`scontrol requeue` has SLURM send SIGTERM to the batch script and to scontrol itself."""
     last = tmp_path / "o" / "checkpoints" / "last.pt"
@@ -271,8 +269,8 @@ def test_srun_is_told_what_it_would_forget() -> None:
     ],
 )
 def test_what_cannot_be_started(
-    environ: dict[str, str], words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    environ: dict[str, str], words: list[str], sentence: str, monkeypatch,
+    capsys,
 ) -> None:  # fmt: skip
     for name, text in environ.items():
         monkeypatch.setenv(name, text)

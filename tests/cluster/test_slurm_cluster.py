@@ -35,7 +35,7 @@ ONE_OF_EACH = ["--ntasks-per-node", "1", *LIMITS]
 
 
 @pytest.fixture(scope="module")
-def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(cluster: Cluster, tmp_path_factory) -> Path:
     """The folder of a study of one rank and of two, run to its end."""
     folder = tmp_path_factory.mktemp("study") / "it's here"
     with pytest.MonkeyPatch.context() as patch:
@@ -120,9 +120,7 @@ def test_ranks_on_nodes_of_unequal_shares(cluster: Cluster) -> None:
     assert said.count("nodes=2, address='n1', port=150") == 3
 
 
-def test_a_study_ends_and_leaves_its_results(
-    whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_ends_and_leaves_its_results(whole: Path, capsys) -> None:
     one, two = read_study(whole)
     assert (one.name, one.ranks, one.nodes) == (f"{NAME}-1", 1, 1)
     assert (two.name, two.ranks, two.nodes) == (f"{NAME}-2", 2, 2)
@@ -180,7 +178,7 @@ def test_torchrun_on_each_of_two_machines_trains_the_same(
 
 
 def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
-    cluster: Cluster, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, whole: Path, tmp_path: Path, capsys
 ) -> None:
     job = start_training(cluster, tmp_path)
     # As SLURM does it before the time is up: --signal=B:USR1@120.
@@ -226,9 +224,7 @@ def test_a_job_that_is_preempted_comes_back_and_goes_on(
     assert "back into the queue" not in log and "Traceback" not in log
 
 
-def test_what_slurm_does_not_know_or_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_slurm_does_not_know_or_refuses(tmp_path: Path, capsys) -> None:
     assert main(["slurm", "cancel", "99999"]) == 2
     assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 99999\n"
     assert submit(tmp_path / "out", "--partition", "nosuch") == 2

@@ -61,7 +61,7 @@ def directives(text: str) -> dict[str, str]:
     ],
 )
 def test_the_three_jobs_of_the_seed(
-    name: str, nodes: str, tasks: str, gres: str, memory: str, capsys: pytest.CaptureFixture[str]
+    name: str, nodes: str, tasks: str, gres: str, memory: str, capsys
 ) -> None:
     words = ["--preset", name, "--venv", "/u/me/env", "--", "train", "spiral", "--noise", "0.06"]
     assert main(["slurm", "render", *words]) == 0
@@ -166,7 +166,7 @@ def test_every_resource_has_its_line() -> None:
 
 
 @pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorder(tmp_path_factory) -> Path:
     """A program that notes its arguments and the variable VALUE, each ended by a NUL."""
     path = tmp_path_factory.mktemp("recorder") / "python"
     path.write_text('#!/bin/sh\nprintf "%s\\0" "$VALUE" "$@" > "$0.received"\n')
@@ -258,7 +258,7 @@ def test_a_word_with_a_control_character_is_refused(word: str) -> None:
         batch_script.slurm_script(config_of(), Command((*SPIRAL, word)), "python")
 
 
-def test_a_login_enters_no_script_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_login_enters_no_script_and_no_message(capsys) -> None:
     words = ["train", "pairs", "--in-spec", "https://me:word@host/a", "--target-spec", "b"]
     for how in (["render"], ["submit", "--dry-run"]):
         assert main(["slurm", *how, "--", *words]) == 2
@@ -267,9 +267,7 @@ def test_a_login_enters_no_script_and_no_message(capsys: pytest.CaptureFixture[s
         assert "word" not in said.out + said.err
 
 
-def test_the_shell_s_sign_for_home_is_a_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_shell_s_sign_for_home_is_a_path(tmp_path: Path, monkeypatch, capsys) -> None:
     """In YAML no shell sees it, and none expands what stands between quotes."""
     monkeypatch.setenv("HOME", "/u/me")
     (tmp_path / "job.yaml").write_text("venv: ~/env\nfolder: ~/runs\noutput: ~/logs/%j\n")
@@ -297,7 +295,7 @@ def test_a_study_is_sized_from_its_nodes() -> None:
     assert jobs[0] == of_preset.model_copy(update={"ntasks_per_node": 1})
 
 
-def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_without_gpus(capsys) -> None:
     assert main(["slurm", "submit", "--dry-run", "--study", "1,2", "--", *SPIRAL]) == 0
     said = capsys.readouterr()
     first, second = (directives(f"\n{text}") for text in said.out.split("#!/bin/bash\n")[1:])
@@ -328,9 +326,7 @@ def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
     ],
 )
-def test_what_cannot_be_submitted(
-    flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_submitted(flags: list[str], sentence: str, capsys) -> None:
     assert main(["slurm", "render", *flags, "--", *SPIRAL]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("penstock slurm: ") and sentence in line
@@ -347,7 +343,7 @@ def test_what_cannot_be_submitted(
     ],
 )
 def test_a_training_that_cannot_be_is_refused_before_it_waits(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], sentence: str, capsys
 ) -> None:
     assert main(["slurm", "submit", "--dry-run", "--study", "1,2", "--", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -355,9 +351,7 @@ def test_a_training_that_cannot_be_is_refused_before_it_waits(
 
 
 @pytest.mark.parametrize("name", ["sbatch", "squeue", "srun"])
-def test_without_slurm_it_says_so(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_slurm_it_says_so(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
     words = {
         "sbatch": ["slurm", "submit", "--folder", str(tmp_path / "out"), "--", *SPIRAL],
         "squeue": ["slurm", "status", "12"],
@@ -396,9 +390,7 @@ def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:
     return slurm.SlurmJob.model_validate({**settings, **changes})
 
 
-def test_jobs_that_are_submitted_at_once_are_all_in_the_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_that_are_submitted_at_once_are_all_in_the_list(tmp_path: Path, monkeypatch) -> None:
     """Each is still with sbatch when all others have begun."""
     number, path = 4, tmp_path / "sbatch"
     path.write_text(
@@ -455,7 +447,7 @@ def test_what_is_no_state_is_none(noise: str) -> None:
 
 
 @pytest.fixture
-def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def spoken(tmp_path: Path, monkeypatch) -> Callable[..., None]:
     """Commands that say what the real ones said, in their place on PATH."""
 
     def speak(**said: tuple[int, str]) -> None:
@@ -474,7 +466,7 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 
 def test_accounting_is_asked_for_what_the_controller_does_not_know(
-    spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    spoken: Callable[..., None], capsys
 ) -> None:
     spoken(squeue=(0, recorded("squeue-running") + recorded("squeue-several").partition("\n")[2]))
     states = slurm_states.job_states(["1", "3", "77"])
@@ -514,7 +506,7 @@ def test_a_controller_that_is_gone_is_told(spoken: Callable[..., None]) -> None:
 
 
 def test_a_job_that_slurm_has_forgotten_is_named_and_not_cancelled(
-    spoken: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spoken: Callable[..., None], tmp_path: Path, capsys
 ) -> None:
     spoken()
     listed = [each.model_dump() for each in (job("12"), job("13"))]

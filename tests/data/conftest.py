@@ -17,7 +17,7 @@ def specimen() -> Specimen:
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     """Two synthetic scenes to train on and one to validate on, in the layout of xView3."""
     for library in ("rasterio", "contourpy", "numcodecs"):
         pytest.importorskip(library)
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def chipped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chipped(data: Path, tmp_path_factory) -> Path:
     """Chips of these scenes."""
     folder = tmp_path_factory.mktemp("chips")
     assert main(words_of(data, folder, "--overlap", str(OVERLAP))) == 0

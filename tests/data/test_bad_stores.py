@@ -107,9 +107,7 @@ class TestBadInput:
         assert open_source(tmp_path / "a.ome.tif").scale == (1, 1, 1, 1.5, 1)
 
     @pytest.mark.parametrize("name", ["a.npy", "a.json"])
-    def test_what_may_not_be_read(
-        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_may_not_be_read(self, name: str, tmp_path: Path, monkeypatch) -> None:
         (tmp_path / name).touch()
 
         def denied(self: Path, *_: Any, **__: Any) -> Any:

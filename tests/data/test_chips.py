@@ -207,9 +207,7 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
         Chips(tmp_path / "c").read(0)
 
 
-def test_rounding_is_told_and_dtype_keeps_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rounding_is_told_and_dtype_keeps_all(tmp_path: Path, capsys) -> None:
     import rasterio
 
     data = tmp_path / "d"

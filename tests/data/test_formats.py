@@ -44,7 +44,7 @@ def refused(path: str, *words: str, **knobs: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_planes(form: dict[str, Any]) -> None:
     refused("planes/none*.tif", "no file has such a name")
 
 
-def test_planes_share_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planes_share_one_cache(monkeypatch) -> None:
     """A brick of few planes has all of it: a share for each plane would decode each strip twice."""
     from penstock.data.stores import ometiff
 

@@ -58,7 +58,7 @@ def dimensions(draw: st.DrawFn) -> list[str]:
 @COSTLY
 @given(names=dimensions(), zarr_format=st.sampled_from([2, 3]))
 def test_dimensions_that_xarray_names_are_those_axes_or_refused(
-    names: list[str], zarr_format: int, tmp_path_factory: pytest.TempPathFactory
+    names: list[str], zarr_format: int, tmp_path_factory
 ) -> None:
     shape = tuple(range(2, 2 + len(names)))
     values = np.arange(np.prod(shape), dtype="int32").reshape(shape)
@@ -254,7 +254,7 @@ JSON = st.recursive(
     held=st.sampled_from([".zattrs", ".zmetadata", "zarr.json"]),
 )
 def test_any_json_about_a_group_is_an_image_or_one_sentence(
-    attributes: dict[str, Any], held: str, tmp_path_factory: pytest.TempPathFactory
+    attributes: dict[str, Any], held: str, tmp_path_factory
 ) -> None:
     group = tmp_path_factory.mktemp("any")
     write("zarr", group / "0", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
@@ -414,7 +414,7 @@ SIZES = st.sampled_from([0.25, 0.5, 2.0, 4.0])
 )  # fmt: skip
 def test_sizes_of_imagej(
     x: float, y: float, z: float, t: float | None, micro: str, lead: str,
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory,
 ) -> None:  # fmt: skip
     path = tmp_path_factory.mktemp("imagej") / "a.tif"
     axes, shape = f"{lead}YX", (*range(2, 2 + len(lead)), 6, 7)
@@ -510,7 +510,7 @@ def test_a_stack_of_unknown_meaning_is_z_with_a_note(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_geotiff_is_what_rasterio_reads(
     dtype: str, nodata: Any, scale: float, offset: float, interleave: str, count: int,
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory,
 ) -> None:  # fmt: skip
     rasterio = pytest.importorskip("rasterio")
     path = tmp_path_factory.mktemp("raster") / "a.tif"

@@ -18,7 +18,7 @@ GRID = (8, 16)
 
 
 @pytest.mark.slow
-def test_generate_packs_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_packs_a_preset(tmp_path: Path, capsys) -> None:
     root = tmp_path / "data"
     words = ["generate", "ufs-p1", str(root), "--samples", "3", "--grid", "8", "16", "--seed", "5"]
     assert main(words) == 0
@@ -40,12 +40,7 @@ def test_generate_packs_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*words, "--overwrite"]) == 0
 
 
-def test_generate_makes_a_volume(
-    specimen: Specimen,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_generate_makes_a_volume(specimen: Specimen, tmp_path: Path, monkeypatch, capsys) -> None:
     from penstock.data.stores.open import open_source
 
     words = ["generate", "volume", str(tmp_path / "v.zarr"), "--shape", "16", "20", "24"]
@@ -88,11 +83,7 @@ def test_generate_makes_a_volume(
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_2(
-    words: str,
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, sentence: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["generate", *words.split()]) == 2
@@ -106,11 +97,7 @@ def test_wrong_usage_is_one_sentence_and_exit_2(
     "words", ["ufs-p2 OUT --samples 4 --grid 8 16", "volume OUT --shape 8 8 8", "xview3 OUT"]
 )
 def test_no_data_is_made_inside_an_array(
-    words: str,
-    specimen: Specimen,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, specimen: Specimen, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(generate, "Specimen", {0: specimen}.__getitem__)
     folder = tmp_path / "set"

@@ -133,7 +133,7 @@ KILLED = [
 class TestKilledWhileItIsMade:
     @pytest.mark.parametrize(("make", "old", "way"), KILLED)
     def test_it_goes_on_either_way(
-        self, make: Any, old: Any, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, make: Any, old: Any, way: str, tmp_path: Path, monkeypatch
     ) -> None:
         spec, options = make(tmp_path)
         if isinstance(spec, dict):
@@ -182,9 +182,7 @@ class TestKilledWhileItIsMade:
                 with pytest.raises(UsageError, match=r"also holds notes\.txt"):
                     open_out(spec, **{way: True})
 
-    def test_what_may_not_be_deleted_is_known_before(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_may_not_be_deleted_is_known_before(self, tmp_path: Path, monkeypatch) -> None:
         open_out(tmp_path / "a.zarr").create()
         before = tree(tmp_path)
         for path in (tmp_path / "a.zarr", tmp_path / "b.zarr"):

@@ -32,7 +32,7 @@ def sinks(tmp_path: Path) -> list[Sink]:
 
 
 @pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch) -> Any:
+def away(monkeypatch) -> Any:
     """Makes this process one of another machine from then on."""
     return lambda: monkeypatch.setattr(room, "_machine", lambda: "another")
 
@@ -97,7 +97,7 @@ def test_the_lock_of_a_process_that_has_ended_is_taken(
 
 
 def test_a_run_whose_folder_is_gone_holds_nothing_on_its_host(
-    tmp_path: Path, sinks: list[Sink], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sinks: list[Sink], monkeypatch
 ) -> None:
     """That of an array, and one of before a reboot; not one in another container."""
     folder, file = tmp_path / "out.zarr.penstock", tmp_path / "out.zarr.penstock-lock"

@@ -53,7 +53,7 @@ def test_czi(compression: str | None) -> None:
     assert [each["label"] for each in source.omero] == ["DAPI", "GFP"]
 
 
-def test_scenes_of_czi(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scenes_of_czi(capsys) -> None:
     write_czi("a.czi", scenes=2)
     refused("a.czi", "holds 2 scenes (0 70 x 90, 1 70 x 90); --series N takes one")
     refused("a.czi", "--series 2 does not exist; it has 2", series=2)
@@ -66,7 +66,7 @@ def test_scenes_of_czi(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tczyx 1 x 2 x 3 x 70 x 90 uint16" in capsys.readouterr().out
 
 
-def test_the_pyramid_of_a_czi_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pyramid_of_a_czi_is_read(capsys) -> None:
     """pylibCZIrw writes none: tiles become those of levels by a longer side in their headers."""
     sides, level = [(90, 70), (45, 35), (23, 18)], {}
     with czi.create_czi("a.czi") as file:
@@ -173,7 +173,7 @@ def images() -> dict[str, tuple[str, NDArray[Any]]]:
     }
 
 
-def test_lif_is_read_as_liffile_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lif_is_read_as_liffile_reads_it(capsys) -> None:
     write_lif("a.lif", images())
     refused("a.lif", "holds 3 images (0 stack 2 x 3 x 70 x 90, 1 colours", "--series N takes one")
     refused("a.lif::none", "has no image none; it holds stack (2 x 3 x 70 x 90), colours")

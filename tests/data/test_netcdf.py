@@ -19,7 +19,7 @@ ERA = SHARED / "era-interim-uvz.nc"
 
 
 @pytest.fixture(scope="module")
-def weather(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weather(tmp_path_factory) -> Path:
     """Six steps of a variable with levels and one without, and one that never changes."""
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
@@ -86,7 +86,7 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path
     ],
 )
 def test_what_a_file_does_not_have_is_refused(
-    flags: str, sentence: str, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, sentence: str, weather: Path, tmp_path: Path, capsys
 ) -> None:
     words = ["generate", "--from", str(weather), str(tmp_path / "data"), *flags.split()]
     assert main(words) == 2
@@ -105,9 +105,7 @@ MONTHS = {"units": "months since 1850-01-01", "calendar": "standard", "bounds": 
 """Which nobody can decode."""
 
 
-def test_corners_of_cells_are_no_weather_and_months_no_hindrance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corners_of_cells_are_no_weather_and_months_no_hindrance(tmp_path: Path, capsys) -> None:
     """An ocean on a curvilinear grid, as CMIP6 has it."""
     tos = np.arange(5 * 4 * 6, dtype="f4").reshape(5, 4, 6)
     corners = {"bounds": "vertices_latitude"}
@@ -185,7 +183,7 @@ def series(
     return netcdf(path, {"t": (("time", "lat", "lon"), stacked.copy())}, coords)
 
 
-def test_no_sample_crosses_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_sample_crosses_a_gap(tmp_path: Path, capsys) -> None:
     hours = [0, 6, 12, 18, 30, 36, 42]
     path = series(tmp_path / "gap.nc", hours, hours)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
@@ -209,7 +207,7 @@ def test_no_sample_crosses_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_steps_in_disorder_are_refused(
-    hours: list[float], units: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hours: list[float], units: str, why: str, tmp_path: Path, capsys
 ) -> None:
     path = series(tmp_path / "a.nc", hours, hours, units)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 2
@@ -217,9 +215,7 @@ def test_steps_in_disorder_are_refused(
     assert not (tmp_path / "data").exists()
 
 
-def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(tmp_path: Path, capsys) -> None:
     values = [0.0, 6, np.nan, 18, 24]
     path = series(tmp_path / "nan.nc", [0, 6, 12, 18, 24], values)
     words = ["generate", "--from", str(path), "--offsets", "0", "--target-offset", "0"]
@@ -236,7 +232,7 @@ def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(
     assert "has no finite value in any sample" in capsys.readouterr().err
 
 
-def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys) -> None:
     pytest.importorskip("netCDF4")
     (tmp_path / "text.nc").write_text("not a NetCDF at all")
     assert main(["generate", "--from", str(tmp_path / "text.nc"), str(tmp_path / "data")]) == 2
@@ -246,9 +242,7 @@ def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.slow
 @pytest.mark.skipif(not ERA.exists(), reason=f"{ERA} is absent")
 @pytest.mark.filterwarnings("ignore:variable .* has non-conforming")
-def test_real_reanalysis_is_packed_to_the_bit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_real_reanalysis_is_packed_to_the_bit(tmp_path: Path, capsys) -> None:
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
     words = ["generate", "--from", str(ERA), str(tmp_path / "data")]

@@ -32,7 +32,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+def small(tmp_path_factory) -> Packed:
     """Written once. Nobody changes it."""
     return write_small(tmp_path_factory.mktemp("packed") / "data")
 

@@ -57,7 +57,7 @@ def test_predictions_come_back(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_labels_is_said_in_one_sentence(
-    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, tmp_path: Path, capsys
 ) -> None:
     labels, predicted = tmp_path / "labels.csv", tmp_path / "p.csv"
     labels.write_text(text)
@@ -78,7 +78,7 @@ def test_what_is_wrong_with_labels_is_said_in_one_sentence(
     ],
 )
 def test_scene_ids_that_match_nothing_are_told(
-    scenes: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scenes: str, sentence: str, tmp_path: Path, capsys
 ) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text(f"{HEADER}\n1,2,a,True,False,20,1,HIGH\n")
@@ -89,9 +89,7 @@ def test_scene_ids_that_match_nothing_are_told(
     assert (sentence in output) if sentence else ("--inference-file" not in output)
 
 
-def test_the_command_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_is_missing(tmp_path: Path, capsys) -> None:
     predicted, labels, out = tmp_path / "p.csv", tmp_path / "labels.csv", tmp_path / "out.json"
     write_predictions(predicted, as_predictions(some_labels()))
     labels.write_text(f"{HEADER}\n50,100,a,True,True,20,0.5,HIGH\n")
@@ -126,7 +124,7 @@ class Evil:
         return (Path.touch, (Path("evil"),))
 
 
-def test_a_shoreline_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shoreline_runs_no_code(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     array = np.empty(1, object)
     array[0] = Evil()

@@ -33,9 +33,7 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_what_is_done_is_not_done_again(
-    data: Path, chipped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_done_is_not_done_again(data: Path, chipped: Path, capsys) -> None:
     before = everything(chipped)
     assert main(words_of(data, chipped, "--overlap", str(OVERLAP))) == 0
     assert "2 scenes were done before" in capsys.readouterr().out
@@ -72,7 +70,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_raster_that_changed_is_cut_again_only_when_told(
-    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, chipped: Path, tmp_path: Path, capsys
 ) -> None:
     for made, folder in ((data, "d"), (chipped, "c")):
         shutil.copytree(made, tmp_path / folder)
@@ -96,7 +94,7 @@ def test_a_raster_that_changed_is_cut_again_only_when_told(
 
 @pytest.mark.slow
 def test_rows_of_one_scene_leave_the_others_done(
-    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, chipped: Path, tmp_path: Path, capsys
 ) -> None:
     """A scene is its own labels, wherever in the file they stand."""
     shutil.copytree(chipped, tmp_path / "c")
@@ -127,7 +125,7 @@ def drop_labels(data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, capsys
 ) -> None:
     import rasterio
 
@@ -162,9 +160,7 @@ def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted
 
 
 @pytest.mark.slow
-def test_values_that_16_bits_do_not_hold_are_refused(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_that_16_bits_do_not_hold_are_refused(data: Path, tmp_path: Path, capsys) -> None:
     import rasterio
 
     shutil.copytree(data, tmp_path / "d")
@@ -218,11 +214,7 @@ def nothing_valid(data: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(
-    damage: Callable[[Path], None],
-    sentence: str,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None], sentence: str, data: Path, tmp_path: Path, capsys
 ) -> None:
     shutil.copytree(data, tmp_path / "d")
     damage(tmp_path / "d")
@@ -241,9 +233,7 @@ BENCHMARK = ROOT / "benchmarks" / "preprocess.py"
 
 
 @pytest.mark.slow
-def test_quick_benchmark_measures_every_contender(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_benchmark_measures_every_contender(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     readme = BENCHMARK.with_name("README.md").read_text()
     command = [sys.executable, str(BENCHMARK), "--quick", "--results", str(tmp_path)]
@@ -258,16 +248,12 @@ def test_quick_benchmark_measures_every_contender(
     assert BENCHMARK.with_name("README.md").read_text() == readme
 
 
-def test_chips_go_to_no_place_that_cannot_be_written(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chips_go_to_no_place_that_cannot_be_written(data: Path, capsys) -> None:
     assert main(words_of(data, Path("/proc/chips"), "--overlap", "0")) == 2
     assert "--output-dir /proc/chips: /proc may not be written to" in capsys.readouterr().err
 
 
-def test_a_users_folder_of_a_scenes_name_is_left_alone(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_folder_of_a_scenes_name_is_left_alone(data: Path, tmp_path: Path, capsys) -> None:
     name = min(scene_folders(data, "train"))
     mine = tmp_path / "c" / "train" / name / "chips.zarr" / "mine"
     mine.parent.mkdir(parents=True)

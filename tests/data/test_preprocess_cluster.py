@@ -36,7 +36,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_scene_that_fails_is_named_and_the_others_are_kept(
-    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, chipped: Path, tmp_path: Path, capsys
 ) -> None:
     copy, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(data, copy)

@@ -139,9 +139,7 @@ def test_times_without_channels_keep_their_axis(tmp_path: Path, version: str) ->
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_what_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_with_what_is_stored(tmp_path: Path, monkeypatch) -> None:
     array = values("uint16", (13, 37, 41)) | 1
     path, right = image(tmp_path / "a.zarr", array), image(tmp_path / "b.zarr", array)
     add_levels(right, rule="mean", count=3)
@@ -193,9 +191,7 @@ def test_what_is_no_image(tmp_path: Path) -> None:
         add_levels(path, rule="mean")
 
 
-def test_the_verb_takes_the_dtypes_of_labels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_takes_the_dtypes_of_labels(tmp_path: Path, capsys) -> None:
     array = values("labels", (4, 16, 16)).astype("uint64") << 40
     path = image(tmp_path / "a.zarr", array)
     assert main(["pyramid", path, "--rule", "mode", "--levels", "2"]) == 0
@@ -204,9 +200,7 @@ def test_the_verb_takes_the_dtypes_of_labels(
     assert (np.asarray(made).squeeze() == windows(array, (2, 2, 2), mode)).all()
 
 
-def test_levels_are_made_under_the_lock_of_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_levels_are_made_under_the_lock_of_runs(tmp_path: Path, capsys) -> None:
     path = image(tmp_path / "a.zarr", values("uint16", (8, 16, 16)))
     prepared = OutputLock.take([open_written(path, "")], "array")
     prepared.name()

@@ -42,7 +42,7 @@ class TestS3:
         assert overlap(source, sink)
 
     @pytest.mark.slow
-    def test_plain_urls(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_plain_urls(self, s3_endpoint: str, monkeypatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
         domain = Box.of((0,) * 5, (1, 1, *SHAPE[2:]))  # one chunk
         for name in ("a.zarr", "a.n5"):

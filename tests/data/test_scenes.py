@@ -37,7 +37,7 @@ def folder(data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def written(tmp_path_factory) -> Callable[[str], Path]:
     """A scene of 530 x 310 pixels, by how its pixels lie in their files; not to be changed."""
 
     @functools.cache
@@ -316,9 +316,7 @@ def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
     assert labels["0"].is_vessel.tolist() == [-1]
 
 
-def test_generate_writes_scenes_and_replaces_only_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_writes_scenes_and_replaces_only_its_own(tmp_path: Path, capsys) -> None:
     root = tmp_path / "x"
     words = ["generate", "xview3", str(root), "--scenes", "2", "--size", "80", "90",
              "--objects", "2", "--seed", "3"]  # fmt: skip
@@ -352,7 +350,7 @@ def test_generate_writes_scenes_and_replaces_only_its_own(
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_2(
-    words: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, sentence: str, tmp_path: Path, capsys
 ) -> None:
     assert main(["generate", "xview3", str(tmp_path / "x"), *words.split()]) == 2
     err = capsys.readouterr().err

@@ -30,7 +30,7 @@ from .kit import (
 
 
 @pytest.fixture(params=SINKS.values(), ids=SINKS)
-def out(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+def out(request, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
     return request.param(tmp_path)
 
 

@@ -43,7 +43,7 @@ from .kit import (
 @pytest.fixture(
     scope="module", params=BUILDERS, ids=lambda build: build.__name__.removeprefix("build_")
 )
-def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(request, tmp_path_factory) -> Source:
     """Open all the while. Nobody changes it."""
     return open_source(request.param(tmp_path_factory.mktemp("source")))
 
@@ -191,7 +191,7 @@ GRIDS = {"zarr": ZARR2, "zarr3": zarr3([1, 1, 8, 10, 12], [1, 1, 4, 5, 6])}
 
 
 @pytest.fixture(scope="module")
-def gridded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gridded(tmp_path_factory) -> Path:
     """A folder with an array by each of these drivers, to be read."""
     folder = tmp_path_factory.mktemp("grids")
     for driver, metadata in GRIDS.items():
@@ -338,7 +338,7 @@ class TestCache:
 
 
 class TestSameArray:
-    def test_by_whatever_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_by_whatever_name(self, tmp_path: Path, monkeypatch) -> None:
         (tmp_path / "in").mkdir()
         path = build_ome_zarr_05(tmp_path / "in")
         (tmp_path / "link").symlink_to(path)

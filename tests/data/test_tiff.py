@@ -218,7 +218,7 @@ def test_a_mapped_file_does_not_stay_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=[build_tiff_volume, build_tiff_strips, build_tiff_tiled])
-def tiff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
+def tiff(request, tmp_path_factory) -> Source:
     return open_source(request.param(tmp_path_factory.mktemp("tiff")))
 
 

@@ -29,7 +29,7 @@ SCALE = (2.0, 0.5, 0.25)
 
 
 @pytest.fixture(scope="module", params=["0.4", "0.5"])
-def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def image(request, tmp_path_factory) -> str:
     """An output of two channels with a label image, both with three levels."""
     folder = tmp_path_factory.mktemp("viewed")
     like: Any = open_source(PIXELS, axes="czyx")

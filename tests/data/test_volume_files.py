@@ -76,10 +76,7 @@ def write_distinct(root: Path, shape: tuple[int, int, int], **settings: Any) -> 
     ],
 )
 def test_a_volume_is_written_whole_however_it_is_cut(
-    shape: tuple[int, int, int],
-    settings: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int, int], settings: dict[str, Any], tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(volumes, "PIECE", 16)  # many pieces, along each axis
     expected = distinct(Box((0, 0, 0), shape), shape)
@@ -88,7 +85,7 @@ def test_a_volume_is_written_whole_however_it_is_cut(
 
 @pytest.mark.slow
 def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(volumes, "PIECE", 32)
     shape, chunks = (64, 256, 256), (32, 32, 32)

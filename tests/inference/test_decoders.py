@@ -186,7 +186,7 @@ def test_an_option_that_does_not_fit_is_refused(
     ],
 )
 def test_a_library_that_is_missing_is_named_at_once(
-    name: str, library: str, install: str, monkeypatch: pytest.MonkeyPatch
+    name: str, library: str, install: str, monkeypatch
 ) -> None:
     for module in [each for each in sys.modules if each.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, module)

@@ -43,7 +43,7 @@ VOLUME = np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32")
 
 
 @pytest.fixture(autouse=True)
-def _volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _volume(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", VOLUME)
 
@@ -89,7 +89,7 @@ def test_elements_in_any_order_and_twice_write_what_one_process_writes(
     assert len(summary["workers"]) == max(order)
 
 
-def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_step_says_what_is_missing(capsys) -> None:
     np.save("in.npy", VOLUME.astype("uint16"))  # it is counted in one round
     assert infer("--part", "1/2") == 2
     assert "run --prepare --workers N first" in capsys.readouterr().err
@@ -116,7 +116,7 @@ def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.slow
 def test_another_run_of_the_output_is_refused_until_it_takes_over_and_seen_by_elements(
-    capsys: pytest.CaptureFixture[str],
+    capsys,
 ) -> None:
     assert infer("--prepare", "--workers", "2", normalize="none") == 0
     assert infer("--part", "1/2", normalize="none") == 0
@@ -131,9 +131,7 @@ def test_another_run_of_the_output_is_refused_until_it_takes_over_and_seen_by_el
     assert "was made anew by another run" in capsys.readouterr().err
 
 
-def test_a_share_of_statistics_ends_at_a_signal_and_is_counted_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_share_of_statistics_ends_at_a_signal_and_is_counted_again(monkeypatch, capsys) -> None:
     """The second one: what there is to count is one piece."""
     assert infer("--prepare", "--workers", "2") == 0
     with monkeypatch.context() as patch:

@@ -76,7 +76,7 @@ def ended(process: BaseProcess, folder: Path) -> str:
 
 
 def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch, capsys
 ) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, side=48)
     with monkeypatch.context() as patch:
@@ -99,9 +99,7 @@ def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
     assert not (tmp_path / "out.zarr.penstock/ended.json").exists()
 
 
-def test_what_takes_longer_than_the_grace_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_longer_than_the_grace_is_left(tmp_path: Path, monkeypatch) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, "--grace", "soon")
     assert main(command) == 2  # no such time
     monkeypatch.setenv("NAP", "0.3")
@@ -156,9 +154,7 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     assert not (folder / "stacks.txt").exists()
 
 
-def test_progress_within_a_block_is_no_stall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_within_a_block_is_no_stall(tmp_path: Path, monkeypatch) -> None:
     """A block of many batches takes longer than the watchdog waits; no batch does."""
     now, dogs = [0.0], list["Watchdog"]()
 
@@ -209,15 +205,13 @@ def test_a_stall_names_the_oldest_work(tmp_path: Path) -> None:
         patient.check()
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+def said(capsys, *words: object) -> tuple[int, str]:
     code = main(["status", *map(str, words)])
     printed = capsys.readouterr()
     return code, printed.out or printed.err
 
 
-def test_a_run_is_at_work_then_killed_then_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_at_work_then_killed_then_done(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW))
     with monkeypatch.context() as patch:
@@ -256,7 +250,7 @@ def rows_of(path: Path, began: float, *counts: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def _done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _done(tmp_path_factory) -> Path:
     """The folder of a run of 27 blocks that is done."""
     place = tmp_path_factory.mktemp("done")
     infer.run_job(job(place))
@@ -301,7 +295,7 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = words(tmp_path, "identity")
@@ -322,8 +316,8 @@ def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
 
 @pytest.mark.slow
 def test_the_folder_of_a_remote_output_is_where_the_job_began(
-    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    s3_endpoint: str, tmp_path: Path, capsys,
+    monkeypatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     monkeypatch.chdir(tmp_path)
@@ -332,9 +326,7 @@ def test_the_folder_of_a_remote_output_is_where_the_job_began(
     assert said(capsys, out)[1].startswith("done: 1 of 1 blocks")
 
 
-def test_a_run_whose_store_is_away_says_for_how_long(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_store_is_away_says_for_how_long(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(retries, "LONGEST_S", 0.05)
     write, lines = MemorySink.write, list[str]()
 
@@ -357,8 +349,8 @@ def test_a_run_whose_store_is_away_says_for_how_long(
 
 @pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"]])
 def test_what_is_no_run_is_refused(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], tmp_path: Path, capsys,
+    monkeypatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("damaged").mkdir()

@@ -53,7 +53,7 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
 )
 def test_a_fault_in_any_stage_surfaces_with_stage_and_block(
     stage: str, owner: Any, attribute: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ) -> None:  # fmt: skip
     started = job(tmp_path, normalize="percentile")
     monkeypatch.setattr(owner, attribute, failing_after(3, getattr(owner, attribute)))
@@ -64,9 +64,7 @@ def test_a_fault_in_any_stage_surfaces_with_stage_and_block(
     assert threading.active_count() <= before
 
 
-def test_a_block_that_was_never_written_is_never_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_was_never_written_is_never_success(tmp_path: Path, monkeypatch) -> None:
     started = job(tmp_path)
     note = journal.Journal.note
 
@@ -145,7 +143,7 @@ def full(*_: Any) -> None:
     [("write", "note", "done.log"), ("statistics", "save_statistics", "statistics.json")],
 )
 def test_a_disk_that_fills_under_the_run_folder_is_told_with_stage_and_path(
-    stage: str, method: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, method: str, file: str, tmp_path: Path, monkeypatch
 ) -> None:
     started = job(tmp_path, normalize="global")
     monkeypatch.setattr(journal.Journal, method, full)
@@ -153,9 +151,7 @@ def test_a_disk_that_fills_under_the_run_folder_is_told_with_stage_and_path(
         infer.run_job(started)
 
 
-def test_a_line_that_could_not_be_noted_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_could_not_be_noted_is_told_once(tmp_path: Path, monkeypatch) -> None:
     """What is left of it in a buffer must not hide the stage as the log is closed."""
     disk = Path("/dev/full")
     if not disk.exists():
@@ -173,9 +169,7 @@ def test_a_line_that_could_not_be_noted_is_told_once(
         infer.run_job(started)
 
 
-def test_a_summary_that_cannot_be_written_costs_no_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_summary_that_cannot_be_written_costs_no_job(tmp_path: Path, monkeypatch) -> None:
     started, save = job(tmp_path), journal.Journal.save
 
     def saved(self: journal.Journal, name: str, content: Any) -> None:
@@ -218,9 +212,7 @@ def words(folder: Path, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize("body", [FULL.format(1, 5), REALLY], ids=["a device", "the host"])
-def test_the_job_ends_with_a_sentence(
-    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_job_ends_with_a_sentence(body: str, tmp_path: Path, capsys) -> None:
     command = words(tmp_path, write_model(tmp_path, "full", body))
     assert main(command) == 3
     error = capsys.readouterr().err
@@ -278,7 +270,7 @@ def check_notes(out: Path, folder: Path) -> int:
 @pytest.mark.parametrize("beside", mainly([True, False], 0), ids=["and its run folder", "alone"])
 def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
     beside: bool, disk: tuple[Path, Callable[[str], None]], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys,
 ) -> None:  # fmt: skip
     place, remount = disk
     out = place / "out.zarr"

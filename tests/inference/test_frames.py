@@ -32,7 +32,7 @@ def group_of(out: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def movie(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def movie(tmp_path_factory) -> tuple[Path, Any]:
     """A hyperstack of ImageJ: 4 times, 3 channels, sizes, names and windows."""
     data = np.arange(4 * 3 * 12 * 14, dtype="u2").reshape(4, 3, 12, 14)
     said = {"axes": "TCYX", "unit": "um", "finterval": 5.0, "Labels": ["a", "b", "d"],

@@ -59,7 +59,7 @@ KNOBS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_bricks(monkeypatch) -> None:
     monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 9000)
 
 

@@ -146,7 +146,7 @@ def test_a_set_counts_and_where_its_objects_lie_in_memory_does_not() -> None:
 
 @pytest.mark.slow
 def test_from_wherever_it_is_said_a_file_is_the_same_model_until_a_part_changes(
-    files: Path, monkeypatch: pytest.MonkeyPatch
+    files: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(files)
     infer(Path("out.zarr"), "unused.py:net")
@@ -187,9 +187,7 @@ def test_an_array_of_any_rank_is_hashed_by_planes() -> None:
         hashed.clear()
 
 
-def test_an_array_too_large_to_compare_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_too_large_to_compare_is_not_resumed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(identity, "CONTENT_BYTES", DATA.nbytes - 1)
     infer(tmp_path / "out.zarr")
     with pytest.raises(
@@ -198,9 +196,7 @@ def test_an_array_too_large_to_compare_is_not_resumed(
         infer(tmp_path / "out.zarr", resume=True)
 
 
-def test_a_changed_line_of_the_code_is_another_maker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_line_of_the_code_is_another_maker(tmp_path: Path, monkeypatch) -> None:
     """In a copy of the package, for the hash is made of the files."""
     digest = identity.code_of_voxels.__wrapped__
     before = digest()

@@ -256,9 +256,7 @@ def test_infer_writes_objects_and_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_steps_of_an_array_write_the_objects_of_one_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_of_an_array_write_the_objects_of_one_process(tmp_path: Path, capsys) -> None:
     """Scores are the first round. A step that comes twice changes nothing."""
     contents = []
     for name in ("one", "many"):
@@ -314,7 +312,7 @@ def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path: Path
     ],
 )
 def test_instances_that_cannot_be_made_are_refused(
-    tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: str, sentence: str, capsys
 ) -> None:
     assert inferred(tmp_path, *words.split()) == 2
     assert sentence in capsys.readouterr().err
@@ -336,7 +334,7 @@ def test_instances_that_cannot_be_made_are_refused(
     ],
 )
 def test_a_decoder_that_does_not_fit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], sentence: str
+    tmp_path: Path, monkeypatch, knobs: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=sentence):

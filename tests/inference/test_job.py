@@ -64,9 +64,7 @@ def group(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_memory_is_what_the_tightest_control_group_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_what_the_tightest_control_group_has_left(tmp_path: Path, monkeypatch) -> None:
     stat = "anon 100\nfile 700\ninactive_file 600\nactive_file 100"
     free = group(tmp_path / "free", memory_max="max", memory_current="5000", memory_stat=stat)
     cached = group(tmp_path / "cached", memory_max="1000", memory_current="990", memory_stat=stat)
@@ -90,7 +88,7 @@ def test_memory_is_what_the_tightest_control_group_has_left(
         assert 1000 < environment.available_memory() <= machine
 
 
-def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch) -> None:
     order: list[str] = []
     real = psutil.Process.memory_info
 
@@ -104,7 +102,7 @@ def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatc
     assert order == ["device", "base"]
 
 
-def test_a_device_without_an_index_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_an_index_is_the_first(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert models_devices.find_devices(["cuda"]) == [torch.device("cuda:0")]

@@ -49,7 +49,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in files if f.is_file()}
 
 
-def check_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def check_same(folder: Path, capsys) -> None:
     """All is as one process wrote it, and `status` and `verify` say that it is whole."""
     out = str(folder / "many" / "out.zarr")
     assert content(folder / "many") == content(folder / "one")
@@ -61,9 +61,7 @@ def check_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not left
 
 
-def test_parts_write_what_one_process_writes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_write_what_one_process_writes(tmp_path: Path, capsys) -> None:
     mask = made(tmp_path, 8)
     assert main(words_of(tmp_path, "one")) == 0
     labels = open_source(str(tmp_path / "one" / "out.zarr"))
@@ -103,7 +101,7 @@ def test_parts_write_what_one_process_writes(
 
 
 @pytest.mark.slow
-def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys) -> None:
     made(tmp_path, 20)
     assert main(words_of(tmp_path, "one")) == 0
     rng, kills = np.random.default_rng(1), 0
@@ -131,9 +129,7 @@ def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_workers_of_dask_write_what_one_process_writes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_of_dask_write_what_one_process_writes(tmp_path: Path, capsys) -> None:
     pytest.importorskip("distributed")
     made(tmp_path, 20)
     assert main(words_of(tmp_path, "one")) == 0
@@ -143,9 +139,7 @@ def test_workers_of_dask_write_what_one_process_writes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("infers", [False, True])
-def test_a_client_of_dask_that_is_killed_is_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], infers: bool
-) -> None:
+def test_a_client_of_dask_that_is_killed_is_resumed(tmp_path: Path, capsys, infers: bool) -> None:
     pytest.importorskip("distributed")
     made(tmp_path, 20)
     np.save(tmp_path / "in.npy", np.load(tmp_path / "in.npy").astype(np.float32))

@@ -47,7 +47,7 @@ FOUR = (20, 14, 8)
 
 
 @pytest.fixture(autouse=True)
-def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_bricks(monkeypatch) -> None:
     """Of 2 x 2 x 2 patches."""
     monkeypatch.setattr(cuts, "BRICK_VOXELS", 14**3)
 
@@ -137,9 +137,7 @@ def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 @pytest.mark.parametrize(("dynamic", "graphs"), [("false", 3), ("true", 1)])
-def test_a_net_is_compiled_for_one_shape_or_for_any(
-    dynamic: str, graphs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_net_is_compiled_for_one_shape_or_for_any(dynamic: str, graphs: int, monkeypatch) -> None:
     """As aind_torch_utils means it. Three lengths of batch are three shapes."""
     # It writes no C++; and by a name, such as "eager", torch would import all that have one.
     traced = functools.partial(torch.compile, backend=lambda graph, _: graph.forward)
@@ -183,9 +181,7 @@ def test_a_net_that_fails_on_channels_last_is_run_without_and_the_plan_says_so()
     assert any("channels last" in text for text in notes)
 
 
-def test_the_next_brick_goes_up_before_the_net_is_at_work_on_this_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_next_brick_goes_up_before_the_net_is_at_work_on_this_one(monkeypatch) -> None:
     begun = started(arange(FOUR))
     queues = begun.queues
     for loaded in bricks_of(begun):
@@ -250,7 +246,7 @@ class Event:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stream]:
+def gpu(monkeypatch) -> dict[str, Stream]:
     streams = {name: Stream(name) for name in ("main", "up", "down")}
     Event.made = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -337,9 +333,7 @@ def test_an_array_is_not_read_into_again_before_its_upload_ends(
     assert given == [[True] * (n + 1) for n in range(begun.job.geometry.count_bricks())]
 
 
-def test_bricks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bricks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(monkeypatch) -> None:
     begun = started(arange(FOUR))
     asked: list[int] = []
     monkeypatch.setattr(
@@ -355,9 +349,7 @@ def test_bricks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(
     assert len(arrays) > len(asked) > 1
 
 
-def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(monkeypatch) -> None:
     made: list[torch.device] = []
 
     class Counted(Forward):
@@ -420,7 +412,7 @@ def test_alike_patches_at_once_give_the_bits_of_each_alone(
     assert all(map(torch.equal, tallies, others))
 
 
-def test_weights_go_to_a_device_once_and_with_their_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_go_to_a_device_once_and_with_their_lane(monkeypatch) -> None:
     made: list[weakref.ref[Tensor]] = []
     weights_on = scatter._weights_on
 

@@ -157,9 +157,7 @@ def test_a_cast_of_an_array_tells_too(tmp_path: Path) -> None:
     assert summary.chunks == ChunkCount(27, 3)
 
 
-def test_only_chunks_of_one_value_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_chunks_of_one_value_are_asked_for(tmp_path: Path, monkeypatch) -> None:
     """Or reading would cost twice as many requests."""
     from penstock.data.stores.tensorstore import TensorStoreSource
 
@@ -177,7 +175,7 @@ def test_only_chunks_of_one_value_are_asked_for(
 
 @pytest.mark.slow
 def test_an_output_of_ours_keeps_chunks_of_its_fill_value_only_if_its_spec_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys
 ) -> None:
     data = arange((16, 16, 32))
     data[:, :, 16:] = 0

@@ -268,7 +268,7 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
     ),
 )
 def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
-    step: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, before: bool, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("other.npy", OTHER)
@@ -287,9 +287,7 @@ def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
         assert (values("out.zarr") == OTHER).all()
 
 
-def test_an_end_that_was_interrupted_holds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_that_was_interrupted_holds_nothing(tmp_path: Path, monkeypatch) -> None:
     """By a second Ctrl-C, in a notebook whose process lives on."""
 
     out, change = tmp_path / "out.zarr", output_lock._LockFile.change
@@ -319,9 +317,7 @@ def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
     assert write(out, resume=True).blocks_written == 0
 
 
-def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", DATA)
     words = "infer in.npy out.zarr --model identity --head-kind intensity --run-dir run".split()
@@ -349,14 +345,14 @@ def test_what_is_no_lock_of_ours_stays(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(s3_endpoint: str, monkeypatch) -> str:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     return "s3://test-bucket/some"
 
 
 @pytest.mark.slow
 def test_on_s3_a_living_job_is_seen_by_any_endpoint_and_from_another_machine(
-    bucket: str, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, s3_endpoint: str, tmp_path: Path, monkeypatch
 ) -> None:
     """The endpoint is named by the environment, and in a spec."""
     out = f"{bucket}/out.zarr"
@@ -377,7 +373,7 @@ def test_on_s3_a_living_job_is_seen_by_any_endpoint_and_from_another_machine(
 
 
 @pytest.fixture
-def heedless(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def heedless(s3_endpoint: str, monkeypatch) -> Iterator[str]:
     """An S3 server that takes every write, whatever its condition."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
@@ -428,9 +424,7 @@ def test_arrays_in_memory_need_no_lock_and_mapped_ones_have_none(tmp_path: Path)
     assert (result == OTHER).all() and (mapped == OTHER).all()
 
 
-def test_a_run_folder_without_locks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_without_locks_is_said(tmp_path: Path, monkeypatch) -> None:
     def refused(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -494,7 +488,7 @@ def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_pa
 
 
 def test_what_may_not_be_replaced_is_refused_before_its_list_of_blocks_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)

@@ -252,9 +252,7 @@ def test_gaps_between_what_is_held_are_given_back(tmp_path: Path) -> None:
     assert after < held - 45
 
 
-def test_memory_that_is_in_use_is_not_trimmed_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_that_is_in_use_is_not_trimmed_again_and_again(monkeypatch) -> None:
     holds, seconds, trims = [100], [0.0], []
     monkeypatch.setattr(pipeline, "resident_bytes", lambda: holds[0] * MIB)
     monkeypatch.setattr(pipeline, "trim_heap", lambda: trims.append(holds[0]))

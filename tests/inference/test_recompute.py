@@ -49,14 +49,14 @@ def begin() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     begin()
     return tmp_path
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def whole(tmp_path_factory) -> tuple[Path, Path]:
     """A folder with a run that is done, its input and its net, and what it holds."""
     folder = tmp_path_factory.mktemp("whole")
     used, kept = folder / "used", folder / "kept"
@@ -69,7 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def done(whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def done(whole: tuple[Path, Path], monkeypatch) -> Path:
     """The working folder, with a run that is done. A run goes on only where it began, so it is the
     same folder each time."""
     used, kept = whole
@@ -127,8 +127,8 @@ class Smaller(Job):
     ],
 )
 def test_blocks_that_are_computed_anew_have_the_same_bits_in_other_parts_too(
-    seam: str, normalize: str, dtype: str, place: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    seam: str, normalize: str, dtype: str, place: Path, monkeypatch,
+    capsys,
 ) -> None:  # fmt: skip
     assert infer("--seam-mode", seam, "--normalize", normalize, "--out-dtype", dtype) == 0
     capsys.readouterr()
@@ -141,9 +141,7 @@ def test_blocks_that_are_computed_anew_have_the_same_bits_in_other_parts_too(
 
 
 @pytest.mark.slow
-def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(
-    done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(done: Path, capsys) -> None:
     """Its checksum says nothing: it is of the wrong values."""
     forge((1, 1, 1))
     assert verify() == 0
@@ -163,9 +161,7 @@ def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(
 
 
 @pytest.mark.slow
-def test_nothing_is_computed_anew_where_the_bits_may_differ(
-    done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_computed_anew_where_the_bits_may_differ(done: Path, capsys) -> None:
     """The run was made by another processor, or by a GPU."""
     noted = Path("out.zarr.penstock/run.json")
     content = json.loads(noted.read_text())
@@ -184,9 +180,7 @@ def test_nothing_is_computed_anew_where_the_bits_may_differ(
 
 
 @pytest.mark.slow
-def test_another_input_model_or_weights_are_refused_in_words(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_input_model_or_weights_are_refused_in_words(place: Path, capsys) -> None:
     save_file({"gain": torch.ones(1)}, "w.safetensors")
     Path("gain.py").write_text(
         "import torch\nclass Gain(torch.nn.Module):\n    def __init__(self):\n"
@@ -218,7 +212,7 @@ def test_another_input_model_or_weights_are_refused_in_words(
     refused("the run had input ")
 
 
-def test_nothing_of_the_run_is_changed(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_of_the_run_is_changed(done: Path, capsys) -> None:
     before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
     assert len(before) > 2 * 2 * 2 + 5, "chunks, and a run folder"
     assert verify("--recompute", "50%") == 0
@@ -226,9 +220,7 @@ def test_nothing_of_the_run_is_changed(done: Path, capsys: pytest.CaptureFixture
     assert {path: path.read_bytes() for path in done.rglob("*") if path.is_file()} == before
 
 
-def test_a_model_that_only_the_run_folder_names_is_not_loaded(
-    done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_only_the_run_folder_names_is_not_loaded(done: Path, capsys) -> None:
     """It may be a stranger's folder: the model is named again, or trusted."""
     Path("out.zarr.penstock/evil.py").write_text(f"open('ran', 'w').close()\n{NET}")
     noted = Path("out.zarr.penstock/run.json")

@@ -132,9 +132,7 @@ def test_scores_in_whole_numbers_say_what_they_stand_for(
     assert values(numbers).dtype == np.uint8
 
 
-def test_a_plan_says_that_whole_numbers_keep_no_scores(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_says_that_whole_numbers_keep_no_scores(tmp_path: Path, capsys) -> None:
     np.save(tmp_path / "in.npy", VOLUME)
     words = ["infer", "--in-spec", str(tmp_path / "in.npy"), "--model", "identity", "--dry-run"]
     words += "--head-kind scores --out-dtype uint8 --normalize none --devices cpu".split()

@@ -31,7 +31,7 @@ KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch) -> None:
     """Waits of milliseconds between tries: how many there are does not depend on them."""
     monkeypatch.setattr(retries, "FIRST_S", 0.001)
     monkeypatch.setattr(retries, "LONGEST_S", 0.05)
@@ -119,7 +119,7 @@ def test_errors_of_the_system_are_told_apart(error: Exception, passes: bool) -> 
 )
 @pytest.mark.usefixtures("impatient")
 def test_faults_that_pass_are_counted_and_change_no_voxel(
-    error: Exception, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, normalize: str, tmp_path: Path, monkeypatch
 ) -> None:
     started = job(tmp_path, normalize=normalize)
     monkeypatch.setattr(SlicedSource, "read", failing(SlicedSource.read, error, range(3)))
@@ -138,9 +138,7 @@ def test_faults_that_pass_are_counted_and_change_no_voxel(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_lock_is_tried_again_and_its_check_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_is_tried_again_and_its_check_is_counted(tmp_path: Path, monkeypatch) -> None:
     error = ConnectionResetError("reset")
     monkeypatch.setattr(_LockFile, "take", failing(_LockFile.take, error, range(2)))
     monkeypatch.setattr(OutputLock, "name", failing(OutputLock.name, error, range(1)))
@@ -155,7 +153,7 @@ def test_the_lock_is_tried_again_and_its_check_is_counted(
     paired([SlicedSource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
 )
 def test_faults_that_stay_are_told_at_once(
-    owner: Any, fault: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any, fault: tuple[int, int], tmp_path: Path, monkeypatch
 ) -> None:
     number, code = fault
     stage = "read" if owner is SlicedSource else "write"
@@ -173,7 +171,7 @@ def test_faults_that_stay_are_told_at_once(
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
     read, note, noted = SlicedSource.read, Journal.note, threading.Event()
@@ -234,7 +232,7 @@ def words(
 
 @pytest.mark.slow
 def test_a_server_that_falls_silent_is_asked_again(
-    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_endpoint: str, tmp_path: Path, monkeypatch
 ) -> None:
     """In a process of its own: TensorStore reads its timeouts once."""
     with door_to(s3_endpoint) as door:
@@ -265,9 +263,7 @@ def test_a_users_own_patience_wins(s3_endpoint: str) -> None:
         assert door.refused == 2
 
 
-def test_the_time_of_a_store_begins_anew_with_each_success_and_is_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_of_a_store_begins_anew_with_each_success_and_is_its_own(monkeypatch) -> None:
     """Three reads of one store and a write of another, on a clock that each try moves by a second:
     the time that is given is 10 s."""
     monkeypatch.setattr(retries, "FIRST_S", 0.0)

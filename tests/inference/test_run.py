@@ -88,7 +88,7 @@ def test_seams_lie_in_the_middle_of_the_overlap_whatever_is_to_be_cut_at_least()
 
 
 @pytest.mark.slow
-def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_do_not_change_the_result(monkeypatch) -> None:
     volume = np.random.default_rng(2).integers(0, 5000, (12, 20, 28)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "seam_mode": "blend"}
     calm = run(volume, conv(), normalize="global", **knobs)
@@ -120,7 +120,7 @@ def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_share_the_work_and_agree(monkeypatch) -> None:
     """Two lanes on one processor stand for two GPUs: the same code but for the copies."""
     volume = np.random.default_rng(6).integers(0, 5000, (12, 20, 34)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "normalize": "global"}
@@ -233,9 +233,7 @@ def test_global_of_aind_torch_utils_is_a_fixed_range_that_is_clipped() -> None:
 
 
 @pytest.mark.slow
-def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(monkeypatch) -> None:
     volume = arange((160, 160, 160))
     readers: list[str] = []
     spawn = threads.Flow.spawn

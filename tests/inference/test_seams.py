@@ -27,7 +27,7 @@ SMALL = ((25, 30, 21), (32, 32, 32), (17, 35, 45))
 
 
 @pytest.fixture
-def measured_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def measured_soon(monkeypatch) -> None:
     """Differences at seams are measured in jobs of fewer patches, too, which take less time."""
     monkeypatch.setattr(seam_error, "_SHARE", 0.05)
 
@@ -116,9 +116,7 @@ def test_trim_voxels_and_a_halo_are_context_too() -> None:
 
 
 @pytest.mark.slow
-def test_an_automatic_patch_computes_less_and_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_automatic_patch_computes_less_and_is_recorded(tmp_path: Path, monkeypatch) -> None:
     volume, out = np.zeros((8, 200, 200), np.uint8), tmp_path / "out.zarr"
     knobs: dict[str, Any] = {"in_spec": volume, "model_type": conv(1, 1), "overlap": None,
                              "head_kind": "intensity"}  # fmt: skip
@@ -134,9 +132,7 @@ def test_an_automatic_patch_computes_less_and_is_recorded(
 
 
 @pytest.mark.slow
-def test_what_is_found_is_kept_by_weights_and_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_found_is_kept_by_weights_and_code(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model, searched = load_model(conv(1, 1)), list[Reach]()
 
@@ -333,7 +329,7 @@ def _grouped() -> nn.Module:
 
 @pytest.mark.slow
 def test_the_interval_of_the_difference_at_seams_holds_that_of_tiled_and_untiled(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ) -> None:
     """At seams, or where patches are blended at the worst distance from them."""
     monkeypatch.setattr(seam_error, "_SHARE", 1.0)

@@ -58,7 +58,7 @@ def written(place: Path, array: Array, sizes: tuple[float, ...] | None = SIZES) 
 
 
 @pytest.fixture(scope="module")
-def volume(tmp_path_factory: pytest.TempPathFactory) -> str:
+def volume(tmp_path_factory) -> str:
     array = np.random.default_rng(0).integers(0, 1000, SHAPE).astype("uint16")
     return written(tmp_path_factory.mktemp("voxels") / "in.ome.zarr", array)
 
@@ -72,7 +72,7 @@ def zoomed(array: Array, shape: tuple[int, ...], order: int) -> Array:
 
 
 @pytest.fixture(autouse=True)
-def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_bricks(monkeypatch) -> None:
     monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 3000)
 
 
@@ -274,7 +274,7 @@ def test_a_size_that_blows_a_block_is_refused_by_the_plan(volume: str) -> None:
 
 
 def test_the_model_says_the_size_unless_the_user_does(
-    volume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    volume: str, tmp_path: Path, monkeypatch
 ) -> None:
     recipe = Recipe("plans.json", spacing=(0.001, 0.0008, 0.0003), unit="millimeter")
     model = replace(load_model("identity", None, None), recipe=recipe)

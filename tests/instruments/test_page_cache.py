@@ -55,14 +55,12 @@ def test_residency_is_of_all_files_by_their_sizes(path: Path, tmp_path: Path) ->
     assert pagecache.residency([empty]) is None
 
 
-def test_elsewhere_the_residency_is_not_known(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_the_residency_is_not_known(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert pagecache.residency([path]) is None
 
 
-def test_of_a_file_of_somebody_else_it_is_not_known(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_file_of_somebody_else_it_is_not_known(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(path).st_uid + 1)  # noqa: PTH116
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert pagecache.residency([path]) is None

@@ -307,7 +307,7 @@ class NoDriver(Driver):
         raise self.NVMLError("no driver")
 
 
-def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml(monkeypatch) -> None:
     """Of the second card, which is cut in slices, NVML tells no utilisation."""
     driver: Any = Driver({"GPU-a": False, "GPU-b": True})
     monkeypatch.setitem(sys.modules, "pynvml", driver)
@@ -318,7 +318,7 @@ def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("module", [None, NoDriver({})])
-def test_no_nvml_is_no_gpu(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+def test_no_nvml_is_no_gpu(monkeypatch, module: Any) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)  # None: it cannot be imported
     assert Nvml()() == []
 

@@ -11,7 +11,7 @@ from .kit import LAST, distinct, threads_of_loaders, write_plainly
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def data(tmp_path_factory) -> dict[str, Path]:
     """Inputs and targets of 12 samples in 36 and 24 chunks."""
     numcodecs = pytest.importorskip("numcodecs")
     folder = tmp_path_factory.mktemp("data")

@@ -46,7 +46,7 @@ def needs(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+def packed(tmp_path_factory) -> Packed:
     return pack(tmp_path_factory.mktemp("packed") / "data")
 
 
@@ -134,7 +134,7 @@ def test_loaders_read_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", mainly([*LIBRARY], 0, 1, 3))
 def test_a_missing_library_is_named_with_the_line_that_installs_it(
-    name: str, packed: Packed, monkeypatch: pytest.MonkeyPatch
+    name: str, packed: Packed, monkeypatch
 ) -> None:
     needs(name)
     library = LIBRARY[name]

@@ -174,9 +174,7 @@ def test_a_store_that_may_not_be_listed_is_read(zarr_format: int, tmp_path: Path
             Loader(f"{url}/none.zarr", batch_size=4)
 
 
-def test_a_failing_disk_is_reported_by_its_first_error(
-    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_disk_is_reported_by_its_first_error(data: dict[str, Path], monkeypatch) -> None:
     def fail(*_: Any) -> Any:
         raise OSError(5, "Input/output error")
 
@@ -187,7 +185,7 @@ def test_a_failing_disk_is_reported_by_its_first_error(
 
 
 def test_a_server_that_is_gone_ends_the_iteration_after_so_many_tries(
-    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    data: dict[str, Path], monkeypatch
 ) -> None:
     """TensorStore by itself would go on for a quarter of an hour."""
     never = {"http_request_retries": {"max_retries": 1, "initial_delay": "1ms"}}

@@ -52,7 +52,7 @@ def test_the_batch_is_what_numpy_makes(case: str, dtype: str, tmp_path: Path) ->
             assert np.array_equal(batch["data"], expected(values, batch, made))
 
 
-def test_its_memory_is_that_which_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_memory_is_that_which_is_said(tmp_path: Path, monkeypatch) -> None:
     shape, chunks = (2, 128, 128, 32), (1, 128, 128, 4)
     path = write(tmp_path / "a.zarr", values := distinct(shape), chunks, compressors=None)
     chunk = values[0].nbytes // 8

@@ -65,9 +65,7 @@ def test_a_chunk_that_is_kept_is_read_once(tmp_path: Path) -> None:
                 file.rename(path / file.name)
 
 
-def test_large_chunks_side_by_side_are_copied_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_chunks_side_by_side_are_copied_together(tmp_path: Path, monkeypatch) -> None:
     path = stored(tmp_path / "a.zarr", chunks=(1, 8, 3))
     assert Loader(path, batch_size=4).engine.name == "tensorstore"
     monkeypatch.setattr(native, "_LARGE", 8 * 3 * 4)
@@ -97,9 +95,7 @@ def test_a_chunk_that_was_cut_short_is_an_error(content: bytes, tmp_path: Path) 
         list(loader)
 
 
-def test_only_files_of_this_machine_are_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_files_of_this_machine_are_mapped(tmp_path: Path, monkeypatch) -> None:
     import psutil
 
     here = [p for p in psutil.disk_partitions(all=True) if p.mountpoint == "/"]

@@ -19,7 +19,7 @@ SAMPLES, EPOCHS = 12, 2
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     values = np.arange(1, SAMPLES * 4 + 1, dtype=np.float32).reshape(SAMPLES, 4)
     return write(tmp_path_factory.mktemp("data") / "a.zarr", values, (1, 4))
 

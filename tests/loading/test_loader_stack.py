@@ -31,7 +31,7 @@ CHUNKS = {"u": (1, 4, 6, 2), "v": (2, 4, 3, 3), "ps": (1, 4, 6), "first": (1, 1,
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def data(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("stack")
     for name, values in VALUES.items():
         array = zarr.create_array(

@@ -67,7 +67,7 @@ class Event:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+def cuda(monkeypatch) -> Iterator[Cuda]:
     played = Cuda()
     monkeypatch.setattr("penstock.loading.ring._cuda", lambda: played)
     monkeypatch.setattr(Ring, "_pinned", lambda self: torch.empty(self.nbytes, dtype=torch.uint8))

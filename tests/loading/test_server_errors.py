@@ -51,7 +51,7 @@ def volume(tmp_path: Path) -> Path:
     return path.parent
 
 
-def hurried(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> int:
+def hurried(monkeypatch, module: Any, name: str) -> int:
     """Wait for a millisecond at first before each new try. How many tries there are: as always.
     TensorStore before 0.1.86 counts the first try among them, and makes one less."""
     patience = getattr(module, name)
@@ -66,7 +66,7 @@ def is_short(sentence: str) -> bool:
     return len(sentence.splitlines()) == 1 and "<" not in sentence and len(sentence) < 300
 
 
-def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch) -> None:
     tries = hurried(monkeypatch, engine, "_PATIENCE")
     with faulty(volume) as (url, asked), Loader(f"{url}/in.zarr", batch_size=2) as loader:
         reason = rf"^read failed at {url}/in.zarr: Error reading .*: .*HTTP code 500\]$"
@@ -77,10 +77,7 @@ def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch: pytest.M
 
 
 def test_infer_gives_up_with_one_sentence(
-    volume: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    volume: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     tries = hurried(monkeypatch, store, "BRIEF")
     with faulty(volume) as (url, asked):

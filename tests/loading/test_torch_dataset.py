@@ -34,9 +34,7 @@ def test_torch_sees_the_same_memory(data: dict[str, Path]) -> None:
             next(iter(workers))
 
 
-def test_torch_workers_by_fork_are_refused(
-    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_workers_by_fork_are_refused(data: dict[str, Path], monkeypatch) -> None:
     torch = pytest.importorskip("torch")
     dataset = Loader(data, batch_size=3).as_torch()
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "a worker")

@@ -54,7 +54,7 @@ def exported(net: nn.Module, batch: int, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+def alone(tmp_path_factory) -> str:
     """A program for batches of one patch."""
     return exported(conv(), 1, tmp_path_factory.mktemp("programs"))
 
@@ -114,9 +114,7 @@ def test_a_convolution_in_double_precision_is_left_to_torch() -> None:
     assert devices.placed(nn.Conv3d(2, 2, 1), CPU, True).dilation == (2, 2, 2)
 
 
-def test_a_module_on_another_device_is_never_a_copy_on_this_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_module_on_another_device_is_never_a_copy_on_this_one(monkeypatch) -> None:
     """Neither of its weights nor of its buffers, tied ones being tied there too."""
     net = nn.Sequential(nn.Conv3d(1, 4, 3), nn.Conv3d(1, 4, 3), Positions())
     net[1].weight = net[0].weight

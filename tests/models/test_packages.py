@@ -82,7 +82,7 @@ def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path, monkeypatch) -> None:
     folder = nnunet(
         tmp_path / "net", [unet(0)],
         configuration={"normalization_schemes": ["ZScoreNormalization"]},
@@ -148,9 +148,7 @@ class Foreign:
         return print, ("code of a stranger",)
 
 
-def test_what_an_nnunet_wants_and_is_not_done_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_an_nnunet_wants_and_is_not_done_is_refused(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "net"
 
     def refused(**more: Any) -> str:
@@ -193,9 +191,7 @@ def test_a_path_that_leads_out_of_a_package_is_refused(
         Parcel(tmp_path / "in", tmp_path / "in", trusted=True).file(named)
 
 
-def test_a_zip_that_is_damaged_or_leads_out_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_zip_that_is_damaged_or_leads_out_is_refused(tmp_path: Path, capsys) -> None:
     np.save(tmp_path / "v.npy", np.zeros((4, 4), "uint8"))
     path = tmp_path / "model.zip"
 
@@ -274,9 +270,7 @@ def test_a_function_of_a_batch_is_a_model() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
 @pytest.mark.parametrize("kind", ["state", "script"])
-def test_a_package_reproduces_its_test_tensors_and_runs(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_reproduces_its_test_tensors_and_runs(kind: str, tmp_path: Path, capsys) -> None:
     package = bioimage(tmp_path / "made", kind)
     assert main(["info", str(package), "--trust-model", "--test"]) == 0
     shown = capsys.readouterr().out

@@ -122,7 +122,7 @@ def _on_meta(size: str, of: tuple[int, ...], **options: object) -> Refiner:
         return prithvi_refiner(size, **options)  # type: ignore[arg-type]
 
 
-def cut_to(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_to(depth: int, monkeypatch) -> None:
     for name, (width, _, heads, patch) in list(PUBLIC.items()):
         monkeypatch.setitem(PUBLIC, name, (width, depth, heads, patch))
         size = dataclasses.replace(prithvi.SIZES[cast(SizeName, name)], depth=depth)
@@ -130,7 +130,7 @@ def cut_to(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def shallow(request, monkeypatch) -> None:
     """Two blocks for all, which are alike, but in tests of a size: they take it as it is."""
     if "size" not in request.fixturenames:
         cut_to(SHALLOW, monkeypatch)

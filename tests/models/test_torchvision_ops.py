@@ -132,7 +132,7 @@ def test_roi_align_is_the_mean_of_its_points(ratio: int, aligned: bool) -> None:
     torch.testing.assert_close(pooled, expected, rtol=0, atol=1e-12)
 
 
-def test_roi_align_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roi_align_in_parts_is_the_same(monkeypatch) -> None:
     features = torch.rand(1, 2, 8, 8, generator=torch.Generator().manual_seed(5))
     rois = torch.cat((torch.zeros(9, 1), some_boxes(6, 9, 20, 20)), 1)
     whole = vision.roi_align(features, rois, 0.5, 2, 2, -1, False)
@@ -195,7 +195,7 @@ def test_what_does_not_load_is_replaced_and_said_once(tmp_path: Path) -> None:
     assert all(line.endswith("torchvision together, from one index") for line in notes)
 
 
-def test_without_torchvision_the_line_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchvision_the_line_that_mends_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)  # as where it is not installed
     with pytest.raises(MissingDependency, match=r"run: pip install 'penstock-dl\[train\]'"):
         vision._import()

@@ -72,7 +72,7 @@ ATTACKS = [
 
 @pytest.mark.parametrize(("name", "attack"), ATTACKS)
 def test_an_attack_runs_only_if_its_file_is_trusted(
-    name: str, attack: Any, little: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, attack: Any, little: Path, tmp_path: Path, capsys
 ) -> None:
     path, marker = tmp_path / name, tmp_path / "ran"
     attack(little, path, marker)

@@ -98,9 +98,7 @@ def test_a_function_of_a_library_in_c_is_a_model() -> None:
     assert torch.equal(model.load_model("torch.nn.functional:relu").module(x), x.relu())
 
 
-def test_the_folder_is_searched_for_the_users_code_alone(
-    nets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_searched_for_the_users_code_alone(nets: Path, monkeypatch) -> None:
     (nets.parent / "opt_einsum.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(nets.parent)
     path = list(sys.path)
@@ -141,9 +139,7 @@ def test_errors_of_a_model_name_its_file_and_line(nets: Path) -> None:
             penstock.plan_inference(volume, volume.copy(), model=f"{nets}:{name}", **knobs)  # type: ignore[arg-type]
 
 
-def test_an_error_on_the_way_leaves_its_traceback(
-    nets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_on_the_way_leaves_its_traceback(nets: Path, tmp_path: Path, capsys) -> None:
     np.save(tmp_path / "in.npy", np.zeros((64, 32, 32), "float32"))
     flags = f"--in-spec {tmp_path}/in.npy --out-spec {tmp_path}/out.zarr --normalize none"
     words = (
@@ -163,7 +159,7 @@ def test_an_error_on_the_way_leaves_its_traceback(
 
 @pytest.mark.slow
 def test_a_training_that_a_model_ends_leaves_its_traceback_too(
-    nets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nets: Path, tmp_path: Path, capsys
 ) -> None:
     pytest.importorskip("lightning_fabric")
     for name in ("in", "target"):
@@ -177,9 +173,7 @@ def test_a_training_that_a_model_ends_leaves_its_traceback_too(
     assert f'nets.py", line {line}, in forward' in (tmp_path / "run" / "error.txt").read_text()
 
 
-def test_debug_is_a_flag_of_every_verb(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_is_a_flag_of_every_verb(monkeypatch, capsys) -> None:
     assert main(["score", "xview3", "--debug", "--inference-file", "a", "--label-file", "b"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -200,9 +194,7 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_names_are_refused_before_torch_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_refused_before_torch_is_imported(tmp_path: Path, monkeypatch, capsys) -> None:
     """Neither by us nor by a library that stands on it."""
     monkeypatch.chdir(tmp_path)
     heads = {"torch", "torchvision", "torchmetrics", "lightning_fabric", "pytorch_lightning"}

@@ -157,7 +157,7 @@ def damaged(content: bytes, luck: random.Random) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def whole(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def whole(plain: Path, tmp_path_factory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("whole")
     net = nn.Sequential(nn.Conv3d(1, 2, 3), nn.BatchNorm3d(2))
     torch.save(net.state_dict(), folder / "net.pth")

@@ -90,9 +90,7 @@ def neighbours_alike(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "part"), [(5, 0.65), (8, 0.4)])
-def test_false_alarms_on_a_machine_whose_speed_wanders(
-    n: int, part: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_false_alarms_on_a_machine_whose_speed_wanders(n: int, part: float, monkeypatch) -> None:
     """A permutation test takes launches to be independent. Halves of a side's own launches, and how
     alike neighbours are, tell where they are not; a change of 10 % on a quiet machine is found."""
     runs = 40
@@ -402,16 +400,14 @@ def store(folder: Path, records: Iterable[Record]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def sides(tmp_path_factory) -> tuple[Path, Path]:
     """Two ledgers that no test adds to."""
     folder, rng = tmp_path_factory.mktemp("ledgers"), np.random.default_rng(0)
     a = launches(rng, noise=1e-3) + launches(rng, noise=1e-3, knobs={"amp": True}, level=0.5)
     return store(folder / "a", a), store(folder / "b", launches(rng, noise=1e-3, level=1.2))
 
 
-def test_the_command_as_a_gate(
-    sides: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_as_a_gate(sides: tuple[Path, Path], tmp_path: Path, capsys) -> None:
     a, b = sides
     assert run(a, b, "--json", tmp_path / "out.json") == 1
     out = capsys.readouterr().out
@@ -426,9 +422,7 @@ def test_the_command_as_a_gate(
     assert run(a, b, "--fail-if-slower", 0.5) == 0
 
 
-def test_unlike_machines_end_with_four(
-    sides: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unlike_machines_end_with_four(sides: tuple[Path, Path], tmp_path: Path, capsys) -> None:
     other = launches(np.random.default_rng(0), environment={"machine_key": "there"})
     there = store(tmp_path / "there", other)
     assert run(sides[0], there) == 4
@@ -453,7 +447,7 @@ def test_unlike_machines_end_with_four(
     ],
 )
 def test_mistakes_are_one_sentence(
-    sides: tuple[Path, Path], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    sides: tuple[Path, Path], words: list[str], message: str, capsys
 ) -> None:
     assert run(*sides, *words) == 2
     error = capsys.readouterr().err

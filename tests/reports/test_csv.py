@@ -67,7 +67,7 @@ NOTHING = dict.fromkeys(COLUMNS, "")
     data=st.data(),
 )
 def test_whatever_the_header_nothing_is_lost(
-    tmp_path_factory: pytest.TempPathFactory, columns: list[str], data: st.DataObject
+    tmp_path_factory, columns: list[str], data: st.DataObject
 ) -> None:
     header = [*columns, *({"tile_size", "batch_size"} - set(columns))]
     fields = st.text("a1 ,;\"'\n\té\u2028\U0001f600", max_size=6)
@@ -116,7 +116,7 @@ def test_what_is_no_benchmark_is_refused_untouched(
     assert path.read_bytes() == content and [*tmp_path.iterdir()] == [path]
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -308,7 +308,7 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_verb_chooses_by_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_chooses_by_content(tmp_path: Path, capsys) -> None:
     rows = write_rows(tmp_path / "anything.txt")
     (tmp_path / "gpu_metrics.csv").write_text(GPU_CSV)
 

@@ -98,9 +98,7 @@ def test_the_three_forms_say_the_same(swept: Report, swept_page: Page) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.slow
-def test_too_many_figures_are_counted_and_left_out(
-    swept: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_figures_are_counted_and_left_out(swept: Report, monkeypatch) -> None:
     monkeypatch.setattr(html, "MOST_FIGURES", 1)
     page = page_of(Report("t", ["v."], [], [*swept.chapters, *swept.chapters]))
     assert sum("data-figure" in attrs for _, attrs in page.elements) == 1
@@ -171,14 +169,14 @@ def test_texts_of_any_length_are_cut() -> None:
     assert len(json.dumps(json_page(report))) < 50_000
 
 
-def test_no_key_gets_into_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_gets_into_a_page(monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     text = html_page(plain(verdict=["of env-secret-value and https://me:hunter2word@host/"]))
     assert "env-secret-value" not in text and "hunter2word" not in text
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_file_of_each_kind(tmp_path: Path, capsys) -> None:
     records = str(ledger(tmp_path / "s.jsonl", sized({(32, 1): 4.0})))
     for name in ("a.html", "a.json", "a.md"):
         assert main(["report", records, "--output", str(tmp_path / name)]) == 0

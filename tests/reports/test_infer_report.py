@@ -91,9 +91,7 @@ def test_faults_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     assert "How much of the machine it used is not known" in text
 
 
-def test_explain_prints_the_verdict_with_names_as_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_prints_the_verdict_with_names_as_text(tmp_path: Path, capsys) -> None:
     folder = run_folder(tmp_path / "a", READ, run={"name": HOSTILE}, cpu_seconds=12.0)
     code = main(["explain", str(folder)])
     out, err = capsys.readouterr()
@@ -104,9 +102,7 @@ def test_explain_prints_the_verdict_with_names_as_text(
     assert main(["explain", str(tmp_path / "nothing")]) == 2
 
 
-def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_named_by_its_output_and_a_folder_is_searched(tmp_path: Path, capsys) -> None:
     run_folder(tmp_path / "runs" / "a.zarr.penstock", READ)
     run_folder(tmp_path / "runs" / "b.zarr.penstock", READ | {"forward": (9.9, 0.0, 1)})
     (tmp_path / "runs" / "a.zarr" / "inner.penstock").mkdir(parents=True)
@@ -135,9 +131,7 @@ def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
         assert said in capsys.readouterr().err
 
 
-def test_a_folder_that_somebody_changed_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_somebody_changed_is_refused_in_a_sentence(tmp_path: Path, capsys) -> None:
     for number, changes in enumerate(({"seconds": "ten"}, {"voxels": None}, {"blocks_written": "a"},
                                       {"workers": ["a"]}, {"run": {"fingerprint": [1]}},
                                       {"run": {"plan": 7}})):  # fmt: skip

@@ -36,7 +36,7 @@ def crosses(panel: Panel) -> int:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bench(tmp_path_factory) -> Path:
     """Four cases on a GPU, and one that did not fit."""
     tmp_path = tmp_path_factory.mktemp("bench")
     for (tile, batch), ms in MEASURED.items():
@@ -169,7 +169,7 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
     ],
 )
 def test_what_differs_has_figures_of_its_own(
-    tmp_path: Path, others: list[dict[str, Any]], names: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, others: list[dict[str, Any]], names: list[str], monkeypatch
 ) -> None:
     cells = list[int]()
     monkeypatch.setattr(model, "draw_bench", lambda label, group, source: cells.append(len(group)))
@@ -198,9 +198,7 @@ def test_a_table_of_which_nothing_can_be_drawn_is_refused(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_verb_draws_a_benchmark(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verb_draws_a_benchmark(path: Path, capsys, monkeypatch) -> None:
     out = path.parent / "reports" / "stage2_bench.png"
     assert run(str(path), "--output", str(out)) == 0
     assert capsys.readouterr().out.splitlines() == [str(out)]

@@ -122,9 +122,7 @@ def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
     assert {run.name for run in catalogue.runs} == {"b"}
 
 
-def test_a_folder_that_is_away_is_said_until_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_away_is_said_until_it_is_back(tmp_path: Path, monkeypatch) -> None:
     training(tmp_path / "a")
     catalogue = catalogue_of(tmp_path)
     with monkeypatch.context() as away:
@@ -195,9 +193,7 @@ def test_names_of_others_end_no_block_of_data(tmp_path: Path) -> None:
 
 
 @needs_pages
-def test_report_and_compare_write_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_and_compare_write_the_page(tmp_path: Path, capsys) -> None:
     for name in "ab":
         training(tmp_path / "runs" / name, learning_rate=ord(name) / 100)
     page = tmp_path / "page.html"

@@ -26,7 +26,7 @@ BOTTOM = "document.querySelector('{}').getBoundingClientRect().bottom"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for devices, seconds in ((1, 100.0), (2, 55.0), (4, 30.0)):
         training(folder / f"on{devices}", devices, seconds, tags={"size": f"s{devices}"})

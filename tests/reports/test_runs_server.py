@@ -17,7 +17,7 @@ from .served import Served, command, environment, served
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     training(folder / "a")
     ledger_of(folder / "b.ledger", [launch(8), launch(16)])
@@ -40,11 +40,7 @@ def ours(folder: Path) -> Iterator[Served]:
     ],
 )
 def test_what_is_asked_wrongly_is_one_sentence(
-    words: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["dashboard", *words]) == 2

@@ -143,9 +143,7 @@ def test_the_page_of_a_training_has_its_curves(tmp_path: Path) -> None:
     assert "<script>alert(1)</script>" in page.text  # the name of the experiment, as text
 
 
-def test_several_trainings_are_a_study_of_scaling(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_trainings_are_a_study_of_scaling(tmp_path: Path, capsys) -> None:
     training(tmp_path / "runs" / "1", COMPUTING, losses=(0.9, 0.5))
     training(tmp_path / "runs" / "2", COMPUTING, world=2, seconds=6.0)
     out = tmp_path / "s.json"
@@ -168,9 +166,7 @@ def test_several_trainings_are_a_study_of_scaling(
     assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
 
 
-def test_logs_beside_a_training_or_a_ledger_are_reported_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_beside_a_training_or_a_ledger_are_reported_too(tmp_path: Path, capsys) -> None:
     """Each is read once, whatever else lies in the folder."""
     out, folder = tmp_path / "s.json", tmp_path / "all"
     write = ["report", str(folder), "--output", str(out), "--overwrite"]
@@ -203,9 +199,7 @@ def test_logs_beside_a_training_or_a_ledger_are_reported_too(
     assert "1.out has the run of" in capsys.readouterr().err
 
 
-def test_a_suite_comes_before_its_trainings_which_are_no_study(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_suite_comes_before_its_trainings_which_are_no_study(tmp_path: Path, capsys) -> None:
     suite = tmp_path / "a" / "suite"
     for place, case in enumerate(cases(tmp_path)[:2]):
         training(suite / f"benchmark_quick_batch{place}_workers0", COMPUTING, world=1 + place)
@@ -230,7 +224,7 @@ def test_curves_of_one_colour_differ_in_their_style() -> None:
     assert figure.panels[0].x.whole
 
 
-def test_logs_of_jobs_are_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_jobs_are_a_report(tmp_path: Path, capsys) -> None:
     (tmp_path / "logs").mkdir()
     seed_logs(tmp_path / "logs")
     out = tmp_path / "r.json"

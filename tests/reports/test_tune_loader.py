@@ -163,7 +163,7 @@ def test_the_flags_are_ones_that_train_and_bench_take() -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+def data(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("packed") / "data"
     assert main(["generate", "ufs-p1", str(folder), "--samples", "8", "--grid", "6", "12"]) == 0
     return str(folder)
@@ -186,7 +186,7 @@ def test_queues_give_way_to_memory(data: str) -> None:
 
 
 def test_half_of_what_a_control_group_leaves_is_for_the_loader(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: str, tmp_path: Path, monkeypatch
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{2 * needed(data, 8, 2) + 1000}\n")
     (tmp_path / "memory.current").write_text("1000\n")
@@ -196,18 +196,14 @@ def test_half_of_what_a_control_group_leaves_is_for_the_loader(
     assert list(fitting(data, config(batch_size=8), 1)[1]) == [1, 2]
 
 
-def test_more_samples_in_a_batch_than_there_are_is_refused(
-    data: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_samples_in_a_batch_than_there_are_is_refused(data: str, capsys) -> None:
     assert main(["tune", "loader", data, "--step-time", "1", "--batch-size", "9"]) == 2
     assert f"--batch-size 9 is more than the 8 samples of {data}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_loader_is_tuned_from_end_to_end(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loader_is_tuned_from_end_to_end(data: str, tmp_path: Path, capsys) -> None:
     """Steps of a microsecond cannot be fed, and those of 5 s cannot but be."""
     out = tmp_path / "loader.yaml"
     flags = "--batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
@@ -230,9 +226,7 @@ def test_a_loader_is_tuned_from_end_to_end(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_chunks_that_were_never_written_can_be_filled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chunks_that_were_never_written_can_be_filled(tmp_path: Path, capsys) -> None:
     zarr = pytest.importorskip("zarr")
     path = tmp_path / "mask.zarr"
     array = zarr.create_array(path, shape=(8, 4), chunks=(1, 4), dtype="f4", fill_value=0)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
@@ -237,7 +236,7 @@ def seed_logs(folder: Path) -> list[Path]:
     )
 
 
-def said(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def said(argv: list[str], capsys) -> tuple[int, str, str]:
     code = main(["scaling", *argv])
     out, err = capsys.readouterr()
     return code, out, err

@@ -87,7 +87,7 @@ def test_shapes_change_nothing(tmp_path: Path, rounds: int) -> None:
     assert by_shape > 60 * rounds, "most lines share their shape with an earlier one"
 
 
-def test_what_an_attempt_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_attempt_keeps_is_bounded(tmp_path: Path, monkeypatch) -> None:
     for name, most in (("MOST_READINGS", 8), ("MOST_EPOCHS", 2), ("MOST_RANKS", 3)):
         monkeypatch.setattr(attempt, name, most)
     text = "Max epochs: 3\n" + "".join(f"word {n} {'x' * n}: 5\n" for n in range(99))

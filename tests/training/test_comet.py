@@ -49,7 +49,7 @@ def metrics_in(messages: list[dict[str, Any]]) -> Series:
 
 
 def test_without_a_key_comet_is_an_archive_and_a_run_that_goes_on_two_of_one_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     import torch
 

@@ -64,7 +64,7 @@ def test_chips_with_objects_are_all_chosen(background: float, expected: int) -> 
 
 
 @pytest.fixture(scope="module")
-def chips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def chips(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("scenes")
     data, cut = folder / "data", folder / "chips"
     size = ["--size", "112", "112"]
@@ -105,7 +105,7 @@ def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_pa
 
 @pytest.mark.slow
 def test_the_detector_takes_steps_and_is_scored(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chips: dict[str, Path], tmp_path: Path, monkeypatch
 ) -> None:
     lighten(monkeypatch)
     results = train_workload("detector", detector_config(chips, tmp_path))
@@ -124,7 +124,7 @@ def test_the_detector_takes_steps_and_is_scored(
 
 @pytest.mark.slow
 def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chips: dict[str, Path], tmp_path: Path, monkeypatch
 ) -> None:
     lighten(monkeypatch)
 
@@ -293,7 +293,7 @@ def test_scenes_that_chips_were_not_cut_from_are_refused(
 
 @pytest.mark.slow
 def test_what_it_was_measured_with_is_recorded(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chips: dict[str, Path], tmp_path: Path, monkeypatch
 ) -> None:
     from penstock.models import compiled_operators
 

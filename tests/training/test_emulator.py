@@ -80,7 +80,7 @@ def test_the_net_cannot_tell_the_hemispheres_apart() -> None:
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def roots(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("packed")
     return {
         "train_data_root": packed(folder / "train", 13),

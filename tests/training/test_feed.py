@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(
 
 @pytest.mark.slow
 def test_a_worker_that_is_signalled_as_it_begins_works_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     """A batch system signals every process of a job, whatever it is at."""
     from torch.utils.data._utils import signal_handling

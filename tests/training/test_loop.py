@@ -97,9 +97,7 @@ def test_spirals_without_noise_lie_on_their_curves() -> None:
 
 
 @pytest.mark.parametrize("theirs", ["5", "[]", '{"lr": 0.1}'])
-def test_the_arguments_of_another_tool_are_kept(
-    theirs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_arguments_of_another_tool_are_kept(theirs: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "args.json").write_text(theirs)
     assert main(["train", "spiral", "--device", "cpu", "--output-dir", str(tmp_path)]) == 2
     assert "Penstock did not write its args.json; give another folder" in capsys.readouterr().err
@@ -123,9 +121,7 @@ def test_the_output_tree(tmp_path: Path) -> None:
     assert sum(float(row["samples"]) for row in rows(tmp_path)) == results["samples"] == 3 * 58
 
 
-def test_a_folder_in_which_somebody_trains_is_refused_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_which_somebody_trains_is_refused_and_named(tmp_path: Path, capsys) -> None:
     """Whatever is asked of it; what died holds nothing."""
 
     reason = f"{tmp_path}: process {os.getpid()} on {socket.gethostname()} trains there now; end it"
@@ -216,13 +212,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         ("host", "you tried to allocate 1152921504606846976 bytes"),
     ],
 )
-def test_no_room_is_no_defect(
-    full: str,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_room_is_no_defect(full: str, reason: str, tmp_path: Path, monkeypatch, capsys) -> None:
     """It is one sentence with what would help, and a benchmark knows it for what it is: from the
     error, and where the ranks are torchrun's, from that sentence."""
 
@@ -283,9 +273,7 @@ def test_what_nobody_says_is_a_run_is_not_removed(tmp_path: Path) -> None:
         (["spiral", "--resume", "--overwrite"], "--resume goes on with what --overwrite"),
     ],
 )
-def test_bad_words_are_one_sentence(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_words_are_one_sentence(words: list[str], message: str, tmp_path: Path, capsys) -> None:
     assert main(["train", *words, "--output-dir", str(tmp_path), "--device", "cpu"]) == 2
     error = capsys.readouterr().err
     assert message in error

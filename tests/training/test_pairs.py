@@ -208,11 +208,7 @@ def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path
     ],
 )
 def test_bad_input_is_one_sentence(
-    words: dict[str, Any],
-    sentence: str,
-    volumes: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: dict[str, Any], sentence: str, volumes: dict[str, Any], tmp_path: Path, capsys
 ) -> None:
     given_ = {"model": NET, "tile_size": "8", "output_dir": tmp_path / "out", **volumes, **words}
     flags = [

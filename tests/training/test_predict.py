@@ -50,7 +50,7 @@ def _light() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("scenes")
     words = ["--scenes", "2", "--size", SIZE, SIZE, "--objects", "9", "--seed", "5"]
     assert main(["generate", "xview3", str(root / "data"), *words]) == 0
@@ -70,7 +70,7 @@ def config_of(data: Path, out: Path) -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(data: Path, tmp_path_factory) -> Path:
     """One step of training: it has learnt nothing, and finds much."""
 
     out = tmp_path_factory.mktemp("run")
@@ -123,7 +123,7 @@ def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_command_writes_a_submission_that_is_scored(
-    data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, run: Path, tmp_path: Path, capsys
 ) -> None:
     results = json.loads((run / "training_results.json").read_text())
     threshold = results["history"][0]["val_best_threshold"]
@@ -150,7 +150,7 @@ def test_the_command_writes_a_submission_that_is_scored(
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
-    data: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, run: Path, tmp_path: Path, monkeypatch
 ) -> None:
     from penstock.training import predict
 
@@ -220,12 +220,7 @@ def test_what_the_user_says_comes_before_what_the_run_says(
 
 @pytest.mark.parametrize("verb", mainly(["predict", "train"], 0))
 def test_a_device_that_is_not_there_is_refused(
-    verb: str,
-    data: Path,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    verb: str, data: Path, run: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     import torch
 
@@ -292,7 +287,7 @@ def test_bad_input_is_one_sentence_and_exit_2(
     data: Path,
     run: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys,
 ) -> None:
     """Said by flags, or by what is gone and what is written among a good run and its scenes."""
     shutil.copytree(data / "data" / "validation", tmp_path / "scenes")

@@ -76,7 +76,7 @@ def trained(
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("pairs", "emulator")),
     ],
 )
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(request, tmp_path_factory) -> Run:
     from .struck import StruckEmulator, StruckPairs, StruckSpiral
 
     name, folder = request.param, tmp_path_factory.mktemp("runs")

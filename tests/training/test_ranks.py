@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_ranks(tmp_path_factory) -> Path:
     """A run on two ranks of gloo: 80 training samples, whole batches; 17 validation samples."""
     folder = tmp_path_factory.mktemp("ranks") / "out"
     done = forked_ranks(
@@ -36,7 +36,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not find_spec("torchmetrics"), reason="torchmetrics is not installed")
-def test_fabric_hears_the_version_of_torchmetrics_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fabric_hears_the_version_of_torchmetrics_alone(monkeypatch) -> None:
     """All of it, where it has been imported already."""
     from penstock.training.ranks import torchmetrics_by_version
 
@@ -90,7 +90,7 @@ def test_ranks_tell_what_summing_costs_them(two_ranks: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_agree_to_stop_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree_to_stop_and_go_on(tmp_path: Path, monkeypatch) -> None:
     """With dropout, so that each rank must go on with random numbers of its own; with 71 samples
     for two ranks with batches of 4, so that the last one is filled up. What goes on does so under
     torchrun, and with another seed of Python's hashes."""
@@ -129,7 +129,7 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
     caught: type[BaseException] | None,
     done: list[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ) -> None:
     """NCCL's group ends for all ranks at once, and the others are in the middle of a sum. Those
     that this process started end with it."""
@@ -169,9 +169,7 @@ def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
     assert "penstock train: sample 17 is damaged" in done.said
 
 
-def test_ranks_without_distributed_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_without_distributed_are_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="4 ranks were started, and without --distributed"):
         train_workload("spiral", config_of(tmp_path))

@@ -32,7 +32,7 @@ def config_of(out: Path, **changes: Any) -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory) -> Path:
     """The folder of a run that nobody stopped: 8 steps in each of 3 epochs."""
     import torch
 
@@ -115,7 +115,7 @@ def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch
 ) -> None:
     """The first progress is told at the end of the first epoch."""
     monkeypatch.setattr(PhaseTimer, "drain_every", 50)
@@ -155,7 +155,7 @@ def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> 
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys, monkeypatch
 ) -> None:
     """What is said of how to go on is true: with nothing saved, and with something."""
 
@@ -189,7 +189,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full")
 @pytest.mark.parametrize(("folder", "file"), [("checkpoints", "last.pt"), ("run", "args.json")])
 def test_a_full_disk_is_named_with_the_file(
-    folder: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, file: str, tmp_path: Path, monkeypatch
 ) -> None:
     """torch tells of a full disk that a position is unexpected."""
     real = files._draft

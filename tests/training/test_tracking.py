@@ -50,7 +50,7 @@ def calls_of(work: Any) -> list[str]:
     return [name for name in names if name != "sys.setprofile"]
 
 
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> Tracking:
+def stand_in(tmp_path: Path, monkeypatch, shell: str) -> Tracking:
     """A tracked run whose tracker's process is a shell script."""
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{shell}\n")
@@ -61,9 +61,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> Tra
     return Tracking(config, facts_of(config))
 
 
-def test_a_step_writes_nothing_and_waits_for_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_writes_nothing_and_waits_for_nobody(tmp_path: Path, monkeypatch) -> None:
     watched = stand_in(tmp_path, monkeypatch, "exec cat")
     times = {"step": 0.01, "forward": 0.004}
     assert calls_of(lambda: watched.step(3, 0, 0.5, 0.001, times)) == []  # one remainder only
@@ -74,9 +72,7 @@ def test_a_step_writes_nothing_and_waits_for_nobody(
     watched.finish("complete", {})
 
 
-def test_a_tracker_that_hangs_costs_metrics_and_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_hangs_costs_metrics_and_no_time(tmp_path: Path, monkeypatch) -> None:
     """Its process reads nothing. The queue fills; at the end it is killed."""
     monkeypatch.setattr(tracking, "COMPLETE_WITHIN_S", 0.2)
     watched = stand_in(tmp_path, monkeypatch, "exec sleep 600")
@@ -93,7 +89,7 @@ def test_a_tracker_that_hangs_costs_metrics_and_no_time(
 
 @pytest.mark.slow
 def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     watched = stand_in(tmp_path, monkeypatch, "exec sleep 600")
     asked = iter([False] * 30)
@@ -103,9 +99,7 @@ def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(
     assert outcome["status"] == "failed"
 
 
-def test_a_tracker_whose_process_fails_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_whose_process_fails_is_told(tmp_path: Path, monkeypatch) -> None:
     (outcome,) = stand_in(tmp_path, monkeypatch, "exit 3").finish("complete", {})
     assert (outcome["status"], outcome["error"]) == ("failed", "its process ended early")
 
@@ -142,9 +136,7 @@ def assert_in_tensorboard(out: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @needs["tensorboard"]
-def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(tmp_path: Path, monkeypatch) -> None:
     import torch
 
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
@@ -201,7 +193,7 @@ def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
         assert "aten::linear" in {event.get("name") for event in trace["traceEvents"]}
 
 
-def test_mlflow_s_place_is_the_server_s_or_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_s_place_is_the_server_s_or_the_run_s(monkeypatch) -> None:
     assert MLflow(Path("run"), {}, TrackerState()).where == "track/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:word@server:5000/?token=abc")
     assert MLflow(Path("run"), {}, TrackerState()).where == "http://server:5000/"
@@ -229,9 +221,7 @@ class Refusing(trackers.Tracker):
     def finalize(self, status: str) -> None: ...
 
 
-def test_a_tracker_that_was_gone_goes_on_in_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_was_gone_goes_on_in_its_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", KEY)
     monkeypatch.setitem(trackers.TRACKERS, "mlflow", Refusing)
     monkeypatch.setattr(Refusing, "opened", [], raising=False)
@@ -262,9 +252,7 @@ def test_what_a_tracker_left_is_never_the_run_s(tmp_path: Path) -> None:
         assert TrackerState.load(tmp_path, "comet") == TrackerState()
 
 
-def test_a_run_without_room_for_its_metrics_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_room_for_its_metrics_goes_on(tmp_path: Path, monkeypatch) -> None:
     """The rows of its machine can be neither put away nor written."""
     (tmp_path / "run" / "track" / "metrics-2.jsonl" / "full").mkdir(parents=True)
     (tmp_path / "run" / "track" / "metrics.jsonl").mkdir()
@@ -279,7 +267,7 @@ def test_the_trackers_that_can_be_asked_for_are_those_that_there_are() -> None:
     assert get_args(listed) == tuple(trackers.TRACKERS) == tuple(tracking.PACKAGES)
 
 
-def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_tracker_is_refused(capsys) -> None:
     assert main(["train", "spiral", "--track", "comet,neptune"]) == 2
     said = capsys.readouterr().err
     assert said == (
@@ -292,7 +280,7 @@ def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("name", trackers.TRACKERS)
 def test_a_library_that_is_missing_is_named_before_anything_is_written(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch
 ) -> None:
     package = tracking.PACKAGES[name][0]
     monkeypatch.setitem(sys.modules, package, None)
@@ -303,7 +291,7 @@ def test_a_library_that_is_missing_is_named_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_without_secrets(monkeypatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", KEY)
     monkeypatch.setenv("SOME_SECRET", "short")
     nested = {"a": [f"x{KEY}y", 3], "b": ("https://me:pass@host:8/p?q", None)}
