@@ -43,7 +43,6 @@ class Loopback(AbstractContextManager["Loopback"]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert self._process.stdout is not None
         port = self._process.stdout.readline().strip().decode()
         if not port:
             self.close()
@@ -58,7 +57,6 @@ class Loopback(AbstractContextManager["Loopback"]):
 
     def close(self) -> None:
         """End the server."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()

@@ -184,7 +184,6 @@ def test_the_plan_holds_what_the_device_takes_workspaces_of_cudnn_included(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     penstock.run_inference(volume, out, model="denoise-net", **settings, **knobs)
-    assert plan.device_peak is not None
     assert torch.cuda.max_memory_allocated() - before <= plan.device_peak
 
 
@@ -270,8 +269,7 @@ PHASES = ("data_wait", "transfer", "forward", "backward", "optimizer")
 )
 def device(request) -> str:
     pytest.importorskip("lightning_fabric")
-    name: str = request.param
-    return name
+    return request.param
 
 
 def train(workload: str, *settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -295,8 +293,7 @@ def spiral(out: Path, device: str, **more: Any) -> dict[str, Any]:
 def read(out: Path, name: str) -> dict[str, Any]:
     import torch
 
-    state: dict[str, Any] = torch.load(out / name, weights_only=True, map_location="cpu")
-    return state
+    return torch.load(out / name, weights_only=True, map_location="cpu")
 
 
 def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float) -> None:

@@ -119,7 +119,6 @@ def ended(*words: str, before: str = "") -> tuple[int, list[str]]:
     ``before`` it."""
     process = started(Path(), words, f"import os, sys\n{before}\n{PENSTOCK}")
     process.join(120)
-    assert process.exitcode is not None
     return process.exitcode, Path("said").read_text().splitlines()
 
 

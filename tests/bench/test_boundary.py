@@ -76,7 +76,6 @@ def test_a_tolerance_ends_the_search_early_and_the_answer_is_that_near() -> None
     (exact,) = find_limits(("8",), fits, 1 << 16)
     assert (exact.batch, exact.failing_batch) == (3000, 3001)
     (near,) = find_limits(("8",), fits, 1 << 16, tolerance=0.01)
-    assert near.batch is not None and near.failing_batch is not None
     assert 0.99 * 3000 <= near.batch <= 3000 < near.failing_batch <= 1.01 * near.batch
     assert near.trials < exact.trials
     assert near.sentence.endswith(

@@ -81,7 +81,6 @@ def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
 def test_a_worker_of_another_kind_is_left_out() -> None:
     work = asked("Animal")
     kind = on_cluster.kind_of(environment.collect_environment())
-    assert kind is not None
     same = RemoteLaunch(work.launch, (), work.folder, {}, kind)
     assert parse_record(launch_here(same, "tcp://a", wanted)[0]).ok
     other = RemoteLaunch(work.launch, (), work.folder, {}, {**kind, "affinity": 99})

@@ -19,8 +19,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("penstock.")])
 
 
 def loaded_by(*words: object) -> list[str]:
-    names: list[str] = json.loads(run_fresh(MAIN, [str(word) for word in words]))
-    return names
+    return json.loads(run_fresh(MAIN, [str(word) for word in words]))
 
 
 def wings_of(names: list[str]) -> set[str]:

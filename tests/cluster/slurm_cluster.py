@@ -271,5 +271,4 @@ def _libc(call: str, *numbers: int) -> None:
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("", 0))
-        port: int = free.getsockname()[1]
-        return port
+        return free.getsockname()[1]

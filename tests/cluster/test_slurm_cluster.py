@@ -72,16 +72,14 @@ def until(cluster: Cluster, folder: Path, job: str, word: str) -> None:
 
 
 def results(folder: Path, job: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / job / "training_results.json").read_text())
-    return document
+    return json.loads((folder / job / "training_results.json").read_text())
 
 
 def weights(folder: Path, job: str) -> dict[str, Any]:
     import torch
 
     path = folder / job / "checkpoints" / "last.pt"
-    state_dict: dict[str, Any] = torch.load(path, weights_only=True)["model"]
-    return state_dict
+    return torch.load(path, weights_only=True)["model"]
 
 
 def assert_same_training(whole: Path, folder: Path, job: str) -> None:

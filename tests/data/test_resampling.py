@@ -28,8 +28,7 @@ SHAPES = [
 
 def zoomed(array: NDArray[Any], shape: tuple[int, ...], order: int) -> NDArray[Any]:
     zoom = [to / of for of, to in zip(array.shape, shape, strict=True)]
-    made: NDArray[Any] = ndimage.zoom(array, zoom, order=order, mode="nearest", grid_mode=True)
-    return made
+    return ndimage.zoom(array, zoom, order=order, mode="nearest", grid_mode=True)
 
 
 def some_boxes(domain: Box, seed: int) -> list[Box]:

@@ -95,7 +95,6 @@ def test_neuroglancer_in_a_browser(image: str, tmp_path: Path) -> None:
     words = ["view", image, f"{image}/labels/cells", "--serve", "--viewer", page]
     command = [sys.executable, "-c", code, *words]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as served:
-        assert served.stdout is not None
         link = served.stdout.readline().strip()
         assert link.startswith(f"{page}#!")
         state = json.loads(unquote(link.partition("#!")[2]))

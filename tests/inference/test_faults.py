@@ -160,7 +160,6 @@ def test_a_line_that_could_not_be_noted_is_told_once(tmp_path: Path, monkeypatch
 
     def begun(self: journal.Journal, settings: Any, **more: Any) -> None:
         begin(self, settings, **more)
-        assert self._log is not None
         self._log.close()
         self._log._file = disk.open("wb")
 

@@ -25,10 +25,8 @@ KNOBS = {**SMALL, "normalize": "global"}
 def group_of(out: Path) -> dict[str, Any]:
     file = out / "zarr.json"
     if file.exists():
-        attributes: dict[str, Any] = json.loads(file.read_text())["attributes"]["ome"]
-        return attributes
-    frame: dict[str, Any] = json.loads((out / ".zattrs").read_text())
-    return frame
+        return json.loads(file.read_text())["attributes"]["ome"]
+    return json.loads((out / ".zattrs").read_text())
 
 
 @pytest.fixture(scope="module")

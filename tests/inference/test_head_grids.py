@@ -48,8 +48,7 @@ def pooled(array: Array, sides: tuple[int, ...]) -> Array:
     more = [(0, -n % side) for n, side in zip(array.shape, sides, strict=True)]
     whole = np.pad(array.astype(float), more, mode="reflect")
     parts = [n for all_, side in zip(whole.shape, sides, strict=True) for n in (all_ // side, side)]
-    means: Array = whole.reshape(parts).mean(axis=(1, 3, 5))
-    return means
+    return whole.reshape(parts).mean(axis=(1, 3, 5))
 
 
 KNOBS: dict[str, Any] = {

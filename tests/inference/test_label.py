@@ -62,8 +62,7 @@ def label(
 
 def scipys(mask: NDArray[Any], connectivity: int) -> NDArray[Any]:
     structure = ndimage.generate_binary_structure(mask.ndim, ORDER[connectivity])
-    labels: NDArray[Any] = ndimage.label(mask, structure)[0]
-    return labels
+    return ndimage.label(mask, structure)[0]
 
 
 def spiral(side: int) -> NDArray[np.bool_]:

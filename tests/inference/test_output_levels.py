@@ -106,8 +106,7 @@ def test_the_first_level_is_made_of_blocks_as_they_come(
 def shown(path: str) -> list[dict[str, Any]]:
     """The channels of a group as viewers show them; none for labels."""
     ome = json.loads(Path(path, "zarr.json").read_text())["attributes"]["ome"]
-    channels: list[dict[str, Any]] = ome.get("omero", {}).get("channels", [])
-    return channels
+    return ome.get("omero", {}).get("channels", [])
 
 
 @pytest.mark.slow

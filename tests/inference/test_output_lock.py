@@ -132,7 +132,6 @@ def process(folder: Path, out: str) -> Iterator[BaseProcess]:
 
 
 def send(signal_: signal.Signals, run: BaseProcess) -> None:
-    assert run.pid is not None
     os.kill(run.pid, signal_)
 
 

@@ -87,7 +87,6 @@ def test_what_autocast_keeps_and_what_is_pinned_is_counted() -> None:
         make_plan(config(), facts((512,) * 3, **gpu, cast_bytes=cast), SEED)
         for cast in (0, 10**9 // 2)
     )
-    assert half.device_peak is not None and plain.device_peak is not None
     assert half.device_peak - plain.device_peak == 10**9 // 2
     assert half.memory.total == plain.memory.total
     # As many of the largest bricks as there is room for are read, and come down, in memory that
@@ -133,7 +132,6 @@ def test_a_brick_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
     bins = 8 << 16  # of the percentiles: a constant, in what the plan has for all else
     assert peak < brick.read.size * 2 + bins
     if spoilt:
-        assert loaded.invalid is not None
         assert (loaded.invalid == ~np.isfinite(data)).all()
         assert np.isfinite(array).all()
 

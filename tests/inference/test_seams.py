@@ -179,7 +179,6 @@ def test_a_patch_is_a_chunk_and_its_halo(
 
 def test_exact_is_said_of_patches_on_the_grid_alone() -> None:
     reach = REGISTRY["denoise-tiny"].reach
-    assert reach is not None
     assert is_exact(reach, (64,) * 3, (16,) * 3)
     assert not is_exact(reach, (64,) * 3, (12,) * 3)
     assert not is_exact(reach, (66,) * 3, (18,) * 3)
@@ -218,7 +217,6 @@ def test_changed_labels_and_their_f1_are_measured() -> None:
     knobs: dict[str, Any] = {"in_spec": volume, "patch": (16,), "overlap": (4,), "model_type": net}
     job = opened(labels, reduce="argmax", **knobs)
     error = _trial(job, labels=True).error(200, 2**30)
-    assert error is not None and error.f1 is not None
     assert 0 < error.by_distance[0] < 0.1 and 0.9 < error.f1 < 1
     assert "of the labels change at seams" in error.line() and "F1 0.9" in error.line()
     job = opened(scores, head_kind="scores", **knobs)  # what blends scores reduces them later
@@ -315,8 +313,7 @@ class _Gated(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(self.first(x))
         gates = torch.sigmoid(4 * self.gate(y.mean((2, 3, 4))))
-        made: torch.Tensor = self.last(y * gates[:, :, None, None, None])
-        return made
+        return self.last(y * gates[:, :, None, None, None])
 
 
 def _dilated() -> nn.Module:

@@ -45,8 +45,7 @@ class Script:
         return answer
 
     def processes(self) -> Mapping[tuple[int, float], Usage]:
-        usages: Mapping[tuple[int, float], Usage] = self._next("processes") or {}
-        return usages
+        return self._next("processes") or {}
 
     def pss(self) -> int | None:
         return self._next("pss")
@@ -225,7 +224,6 @@ def test_a_full_disk_costs_a_row_and_not_the_job(tmp_path: Path) -> None:
     sampler = Sampler(path, 1, dict, {}, clock=ticks(*range(9)), machine=Script(), gpus=list)
     sampler.open()
     real = sampler._file
-    assert real is not None
 
     class Full:
         def write(self, line: bytes) -> int:

@@ -57,8 +57,7 @@ def hurried(monkeypatch, module: Any, name: str) -> int:
     patience = getattr(module, name)
     brief = {kind: {**limits, "initial_delay": "1ms"} for kind, limits in patience.items()}
     monkeypatch.setattr(module, name, brief)
-    tries: int = 1 + patience["http_request_retries"]["max_retries"]
-    return tries
+    return 1 + patience["http_request_retries"]["max_retries"]
 
 
 def is_short(sentence: str) -> bool:

@@ -151,7 +151,6 @@ def bioimage(folder: Path, kind: str = "state") -> Path:
     folder.mkdir()
     (folder / "net.py").write_text(CODE)
     loader = importlib.util.spec_from_file_location("net_of_a_package", folder / "net.py")
-    assert loader is not None and loader.loader is not None
     module = importlib.util.module_from_spec(loader)
     loader.loader.exec_module(module)
     torch.manual_seed(0)

@@ -221,7 +221,6 @@ def message(*fields: tuple[int, Any]) -> bytes:
 
 def onnx_of(conv: torch.nn.Conv2d) -> bytes:
     """A convolution of 3 x 3 with padding as an ONNX network, from `raw` to `prob`."""
-    assert conv.bias is not None
 
     def tensor(name: str, values: torch.Tensor) -> bytes:
         sides = [(1, side) for side in values.shape]

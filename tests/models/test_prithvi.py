@@ -98,8 +98,7 @@ def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def forward(net: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        y: Tensor = net(x)
-    return y
+        return net(x)
 
 
 def learn(net: Refiner, seed: int = 7) -> Refiner:

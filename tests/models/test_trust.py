@@ -118,8 +118,7 @@ def test_a_program_runs_over_a_volume_with_its_own_and_with_other_weights(tmp_pa
             self.net = nn.Sequential(nn.Conv3d(1, 1, 3, padding=1), nn.BatchNorm3d(1))
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.net(x)
-            return out
+            return self.net(x)
 
     exported, other = One().eval(), One().eval()
     volume = np.random.default_rng(0).random((10, 12, 14), np.float32)

@@ -24,7 +24,6 @@ class Browser:
     """A browser with one page."""
 
     def __init__(self, profile: Path, gpu: str = "--disable-gpu") -> None:
-        assert CHROMIUM is not None
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
         flags = f"--headless --no-sandbox {gpu} --remote-debugging-pipe --no-first-run"
@@ -63,8 +62,7 @@ class Browser:
         while (answer := self._next()).get("id") != number:
             self.events.append(answer)
         assert "error" not in answer, answer
-        result: dict[str, Any] = answer["result"]
-        return result
+        return answer["result"]
 
     def _next(self) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE_S
@@ -75,8 +73,7 @@ class Browser:
                 assert piece, "the browser has ended"
                 self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\0")
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return json.loads(line)
 
     def open(self, page: Path) -> None:
         """Load a file, and wait until it is loaded."""

@@ -56,7 +56,6 @@ def served(*words: object) -> Iterator[Served]:
         command(*words, "--port", 0), env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None and process.stderr is not None
     try:
         line = process.stdout.readline()
         assert line.startswith("http://localhost:"), line + process.stderr.read()

@@ -115,7 +115,6 @@ def test_readings_leave_out_what_was_read_beforehand() -> None:
 def test_the_file_is_one_that_a_loader_takes(tmp_path: Path) -> None:
     advice = recommend_loader([steady(2, 0.1)], GOAL, (1, 2), 2**20)
     file = tmp_path / "deep" / "loader.yaml"
-    assert advice.settings is not None
     write_settings_yaml("--output", advice.settings, advice.sentences, file, False)
     text = file.read_text()
     assert text.startswith("# 2 workers and a queue of 1 keep steps of 200 ms fed")
@@ -145,7 +144,6 @@ def test_a_step_that_takes_no_time_is_refused(seconds: str) -> None:
 def test_the_flags_are_ones_that_train_and_bench_take() -> None:
     reads = [steady(1, 0.04), steady(2, 0.01)]
     advice = recommend_loader(reads, Goal(0.02, 2, 0.9), (1, 2), 2**20)
-    assert advice.settings is not None
     train, bench = flags_of(advice.settings, 0.02, "my data")
     taken: dict[str, Any] = {}
     for line, model in ((train, TrainConfig), (bench, BenchQueueConfig)):

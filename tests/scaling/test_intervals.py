@@ -24,7 +24,6 @@ def share_held(make: Callable[[np.random.Generator], Interval], truth: float, ti
     held = 0
     for _ in range(times):
         interval = make(rng)
-        assert interval.low is not None and interval.high is not None
         held += interval.low <= truth <= interval.high
     return held / times
 

@@ -83,7 +83,6 @@ def test_a_run_that_was_killed_is_told_to_its_end(server: str, tmp_path: Path, m
     os.killpg(process.pid, signal.SIGKILL)
     process.join()
     run = TrackerState.load(tmp_path / "out", "mlflow").run
-    assert run is not None
     until(lambda: read_mlflow(server, run)[0].info.status == "FAILED")
     assert read_mlflow(server, run)[1]["train_loss_step"]
 

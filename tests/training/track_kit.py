@@ -170,5 +170,4 @@ def no_file_holds(key: str, out: Path) -> bool:
 def best_weights(out: Path) -> dict[str, torch.Tensor]:
     import torch
 
-    state_dict: dict[str, torch.Tensor] = torch.load(out / "best_model.pth", weights_only=True)
-    return state_dict
+    return torch.load(out / "best_model.pth", weights_only=True)
