@@ -195,11 +195,7 @@ def test_a_checked_case_has_its_device_and_channels_and_was_not_run(nets: str) -
     ("net", "knobs", "sentence"),
     [
         ("nothing", {}, "--model .*nothing could not be made"),
-        (
-            "Patches",
-            {"tile": "18"},
-            "--tile-sizes 18: .* side of 18 is not a multiple of the patch",
-        ),
+        ("Patches", {"tile": "18"}, "--tile-sizes 18: .* side of 18 is no.* multiple of the patch"),
         ("Valued", {"tile": "64"}, "--tile-sizes 64: .* too wide for me$"),
         ("convs", {"tile": "4x16x16"}, "4x16x16 has 3 axes; model .* takes 2"),
         ("convs", {"channels": 4}, r"does not take a batch of shape \(1, 4, 16, 16\)"),

@@ -109,9 +109,7 @@ def test_the_seeds_own_command_runs_over_a_real_s3_server(
     kvstore = {"driver": "s3", "bucket": "test-bucket", "endpoint": s3_endpoint,
                "aws_region": "us-west-2"}  # fmt: skip
     source = {"driver": "zarr", "kvstore": kvstore | {"path": "tile.zarr/0/"}}
-    ts.open(source, create=True, dtype=ts.uint16, shape=volume.shape).result().write(
-        volume
-    ).result()
+    ts.open(source, create=True, dtype="uint16", shape=volume.shape).result().write(volume).result()
     in_spec = source | {"context": {"cache_pool": {"total_bytes_limit": 4000000000},
                                     "data_copy_concurrency": {"limit": 16},
                                     "s3_request_concurrency": {"limit": 32}}}  # fmt: skip

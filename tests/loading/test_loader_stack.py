@@ -131,10 +131,7 @@ def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path: Path) -> N
         ({"stack": {"x": []}}, "stack x: names no array"),
         ({"stack": {"x": ["u"], "y": ["u"]}}, "has an array twice; DATA may be a mapping"),
         ({"stack": {"ps": ["u"]}}, "stack ps: an array that is not stacked has that name"),
-        (
-            {"stack": {"x": ["u", "ps"]}},
-            "stack x: the shapes but for channels of its arrays differ",
-        ),
+        ({"stack": {"x": ["u", "ps"]}}, "stack x: the shapes but for channels of its arrays"),
         (
             {"stack": {"x": ["u", "first"]}, "channel_axis": {"u": 3, "first": 1}},
             "stack x: the channel axes of its arrays differ: u 3, first 1",

@@ -23,11 +23,7 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
         (tmp_path / "none", {}, "there is no such folder"),
         (tmp_path, {}, "none of .zarray"),
         ({}, {}, "no arrays"),
-        (
-            data,
-            {"offsets": {"inptus": (0,)}},
-            "offsets names inptus; the arrays are inputs, targets",
-        ),
+        (data, {"offsets": {"inptus": (0,)}}, "offsets names inptus; the arrays are inputs"),
         (data, {"batch_size": 0}, "^`batch_size` 0: "),
         (data, {"engine": "warp"}, "^`engine` 'warp': "),
         (data, {"patch": {"inputs": PatchGrid((2,))}}, "different numbers of patches"),

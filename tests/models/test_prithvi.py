@@ -163,11 +163,7 @@ def test_a_batch_is_its_samples(tiny: Refiner) -> None:
 @pytest.mark.parametrize(
     ("size", "sides", "sentence"),
     [
-        (
-            "tiny",
-            (64, 100),
-            "64 x 100 pixels .* 16 x 16: 100 is not a multiple of 16; 96 and 112 are",
-        ),
+        ("tiny", (64, 100), "64 x 100 pixels .* 16 x 16: 100 is not a multiple of 16; 96 and"),
         ("tiny", (8, 64), "8 x 64 pixels .*: 8 is not a multiple of 16; 16 is"),
         ("600m", (256, 256), "256 x 256 pixels .* 256 is not a multiple of 14; 252 and 266 are"),
     ],

@@ -18,10 +18,7 @@ ENDS: list[tuple[str, Status]] = [
     ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***", "timeout"),
     ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***", "preempted"),
     ("*** JOB 5 ON n1 CANCELLED AT 2026-11-22T01:48:59 DUE TO JOB REQUEUE ***", "preempted"),
-    (
-        "*** JOB 7 ON a CANCELLED AT 2026-03-03 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
-        "preempted",
-    ),
+    ("*** JOB 7 ON a CANCELLED AT 2026-03-03 DUE TO NODE FAILURE, SEE SLURMCTLD ***", "preempted"),
     ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "crashed"),
     ("Traceback (most recent call last):\nRuntimeError: CUDA out of memory", "crashed"),
     ("srun: error: n1: task 0: Exited with exit code 1", "crashed"),

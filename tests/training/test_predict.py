@@ -254,12 +254,7 @@ def test_a_device_that_is_not_there_is_refused(
             "run/training_results.json",
             {},
         ),
-        (
-            "",
-            "bathymetry.tif is missing, and the detector sees bathymetry",
-            "scenes/*/bathymetry.tif",
-            {},
-        ),
+        ("", "bathymetry.tif is missing, and the detector", "scenes/*/bathymetry.tif", {}),
         (
             "",
             "--data-root .*scenes holds no scenes: no folder in it has a VH_dB.tif",
