@@ -326,7 +326,7 @@ def _moto() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3_endpoint(_moto: str, monkeypatch, tmp_path: Path) -> str:
+def s3_endpoint(_moto: str, monkeypatch, tmp_path) -> str:
     """The URL of a real S3 server on loopback that holds one empty bucket, ``test-bucket``."""
     empty = tmp_path / "aws"
     empty.touch()

@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ def test_benchmarks_import_names_that_are_there() -> None:
 
 
 @pytest.mark.long
-def test_quick_benchmark_measures_or_skips_every_contender(tmp_path: Path, monkeypatch) -> None:
+def test_quick_benchmark_measures_or_skips_every_contender(tmp_path, monkeypatch) -> None:
     for library in ("torch", "tensorstore", "zarr"):
         pytest.importorskip(library)
     readme = (BENCHMARKS / "README.md").read_text()
@@ -92,7 +91,7 @@ def test_report_is_computed_from_records(monkeypatch) -> None:
         ("emulator", "*/report.md"),
     ],
 )
-def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path: Path) -> None:
+def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path) -> None:
     needed = "torch lightning_fabric xarray dask boto3 matplotlib torchvision rasterio"
     for library in needed.split():
         pytest.importorskip(library)
@@ -110,7 +109,7 @@ def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path: 
 
 
 @pytest.mark.long
-def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path: Path) -> None:
+def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path) -> None:
     for library in ("torch", "tensorstore", "zarr", "dask", "xarray"):
         pytest.importorskip(library)
     readme = (BENCHMARKS / "README.md").read_text()
@@ -186,7 +185,7 @@ def test_the_pages_say_what_the_grid_shows(monkeypatch) -> None:
 
 
 def test_without_the_data_the_emulator_is_skipped_with_a_sentence(
-    tmp_path: Path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys
 ) -> None:
     script = str(BENCHMARKS / "emulator.py")
     monkeypatch.setattr(sys, "argv", [script, "--data", str(tmp_path / "no.nc")])

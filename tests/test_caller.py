@@ -6,7 +6,6 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,7 +157,7 @@ def test_flags_that_only_the_newer_names_can_read_are_put_back() -> None:
 
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader'")
-def test_training_leaves_all_as_it_was(tmp_path: Path) -> None:
+def test_training_leaves_all_as_it_was(tmp_path) -> None:
     before = state()
     knobs: dict[str, Any] = {"epochs": 1, "max_steps": 2, "threads": 1, "device": "cpu"}
     knobs |= {"cudnn_benchmark": True, "output_dir": tmp_path / "run", "num_samples": 64}
@@ -189,7 +188,7 @@ def caching() -> Any:
 
 
 @pytest.mark.parametrize("call", ["plan_inference", "run_inference"])
-def test_a_net_can_be_trained_after_it_was_used(call: str, tmp_path: Path) -> None:
+def test_a_net_can_be_trained_after_it_was_used(call: str, tmp_path) -> None:
     import torch
 
     net = caching()

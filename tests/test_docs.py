@@ -206,7 +206,7 @@ def test_every_block_of_python_compiles(block: Block) -> None:
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Iterator[Path]:
+def tools(tmp_path) -> Iterator[Path]:
     """A folder for programs, with those that need not load torch each time."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -215,7 +215,7 @@ def tools(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.docs
-def test_every_block_runs_in_order(tools: Path, tmp_path: Path) -> None:
+def test_every_block_runs_in_order(tools: Path, tmp_path) -> None:
     """In one folder, as who reads from the first line to the last."""
     (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (tools / "python").chmod(0o755)
@@ -267,7 +267,7 @@ WORD = re.compile(r"[A-Za-z]{4,}")
 @pytest.mark.docs
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_a_tutorial_shows_what_its_commands_say(page: Path, tmp_path: Path) -> None:
+def test_a_tutorial_shows_what_its_commands_say(page: Path, tmp_path) -> None:
     """In the same words, most of them: times, and what they lead to, differ between machines."""
     outputs, text = make_outputs(), page.read_text()
     steps = []

@@ -82,7 +82,7 @@ def test_the_page_has_these_recipes_and_no_other() -> None:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path) -> Path:
     """A copy of what the recipes change."""
     rewritten = shutil.ignore_patterns("*-pytest-*.pyc")
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=rewritten)
@@ -179,7 +179,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch) -> Iterator[Site]:
+def site(tmp_path, monkeypatch) -> Iterator[Site]:
     """It is left as it was found: what was imported from there is forgotten."""
     folder = tmp_path / "site"
     folder.mkdir()

@@ -189,9 +189,7 @@ def test_the_plan_holds_what_the_device_takes_workspaces_of_cudnn_included(
 
 @on_gpu
 @pytest.mark.parametrize("mode", ["inference", "train"])
-def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
-    tmp_path: Path, mode: str
-) -> None:
+def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(tmp_path, mode: str) -> None:
     from penstock.instruments import ledger
 
     flags = ["--tile-sizes", "64", "--batch-sizes", "2", "--effort", "quick", "--mode", mode]
@@ -209,7 +207,7 @@ def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> tuple[Path, np.ndarray]:
+def rows(tmp_path) -> tuple[Path, np.ndarray]:
     zarr = pytest.importorskip("zarr")
     pytest.importorskip("tensorstore")
     values = np.arange(64 * 2**16, dtype="float32").reshape(64, 2**16)
@@ -322,7 +320,7 @@ def assert_logged(out: Path, results: Mapping[str, Any], device: str) -> None:
     assert (results["device"] == "cpu") == (device == "cpu")
 
 
-def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path: Path) -> None:
+def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path) -> None:
     results = spiral(tmp_path / "there", device)
     assert_logged(tmp_path / "there", results, device)
     here = spiral(tmp_path / "here", "cpu", num_samples=POINTS[device])
@@ -332,7 +330,7 @@ def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path: Path) -> Non
     assert one.keys() == other.keys()
 
 
-def test_a_training_that_is_stopped_goes_on(device: str, tmp_path: Path) -> None:
+def test_a_training_that_is_stopped_goes_on(device: str, tmp_path) -> None:
     """With dropout, whose random numbers are the device's own."""
 
     def strike(now: Any) -> None:
@@ -360,7 +358,7 @@ def tiny(in_channels: int = 1) -> Any:
 
 
 @pytest.fixture
-def pairs(device: str, tmp_path: Path) -> dict[str, Any]:
+def pairs(device: str, tmp_path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     sides = (8, 16, 40) if device == "cpu" else (16, 24, 40)
     clean = rng.integers(0, 4000, sides).astype(np.uint16)
@@ -373,7 +371,7 @@ def pairs(device: str, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_mixed_precision_learns_with_clipped_gradients(
-    device: str, pairs: dict[str, Any], tmp_path: Path
+    device: str, pairs: dict[str, Any], tmp_path
 ) -> None:
     """By the command; and it goes on with the scaler, which only CUDA's half precision has."""
     out = tmp_path / "out"
@@ -395,7 +393,7 @@ def test_mixed_precision_learns_with_clipped_gradients(
 
 
 def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
-    device: str, pairs: dict[str, Any], tmp_path: Path
+    device: str, pairs: dict[str, Any], tmp_path
 ) -> None:
     big = train("pairs", pairs, batch_size=6, epochs=2, device=device, output_dir=tmp_path / "big")
     out = tmp_path / "small"
@@ -412,7 +410,7 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
 
 
 @pytest.mark.slow
-def test_the_benchmark_goes_on_after_a_crash(tmp_path: Path) -> None:
+def test_the_benchmark_goes_on_after_a_crash(tmp_path) -> None:
     """gpu.sh on a program that only tells how it was called; every sweep of it has a crash."""
     program = tmp_path / "program"
     program.write_text(
@@ -451,7 +449,7 @@ def test_the_benchmark_goes_on_after_a_crash(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path: Path) -> None:
+def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path) -> None:
     small = {"WORK": str(tmp_path / "work"), "SMOKE": "1", "PYTHON": sys.executable}
     command = ["bash", str(BENCHMARKS / "gpu.sh"), str(tmp_path / "kept"), "infer"]
     environment = {**os.environ, **small, "DEVICE": "cpu"}
@@ -479,7 +477,7 @@ def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch) -> None:
 
 
 @pytest.mark.long
-def test_the_benchmark_keeps_ledger_report_and_figures(tmp_path: Path) -> None:
+def test_the_benchmark_keeps_ledger_report_and_figures(tmp_path) -> None:
     """gpu.sh, with a preset, scenes and chips that a CPU has time for. It goes on where it was."""
     needed = ("lightning_fabric", "torchvision", "rasterio", "matplotlib")
     if not all(map(find_spec, needed)):

@@ -23,7 +23,7 @@ KNOBS = "--out-spec out.zarr --model-type identity --patch 8 --overlap 2 --devic
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch) -> None:
+def place(tmp_path, monkeypatch) -> None:
     """An empty working folder."""
     monkeypatch.chdir(tmp_path)
 

@@ -27,7 +27,7 @@ DATA = counted_up(16)
 
 
 @pytest.fixture
-def beside(tmp_path: Path, monkeypatch) -> Path:
+def beside(tmp_path, monkeypatch) -> Path:
     """A folder beside that of the data, in which the process is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "here").mkdir()
@@ -111,7 +111,7 @@ def test_an_output_inside_the_input_is_refused(beside: Path, inside: str) -> Non
     assert sorted(beside.rglob("*")) == before
 
 
-def test_an_output_beside_the_input_in_one_group_is_fine(tmp_path: Path) -> None:
+def test_an_output_beside_the_input_in_one_group_is_fine(tmp_path) -> None:
     zarr(tmp_path / "group.zarr" / "0", DATA)
     penstock.run_inference(
         tmp_path / "group.zarr" / "0", tmp_path / "group.zarr" / "1", model="identity", patch=8,
@@ -142,7 +142,7 @@ def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(beside: Path, capsys)
 @pytest.mark.parametrize(
     ("kind", "within"), paired(("packed", "chips", "array"), ("", "run", "../link/run"))
 )
-def test_a_training_keeps_out_of_its_data(kind: str, within: str, tmp_path: Path, capsys) -> None:
+def test_a_training_keeps_out_of_its_data(kind: str, within: str, tmp_path, capsys) -> None:
     """What is refused comes before the data are opened, so a file of theirs is enough."""
     data = tmp_path / "data"
     (tmp_path / "link").symlink_to(data)
@@ -164,7 +164,7 @@ def test_a_training_keeps_out_of_its_data(kind: str, within: str, tmp_path: Path
     assert sorted(data.rglob("*")) == before
 
 
-def test_a_suite_keeps_out_of_its_chips(tmp_path: Path) -> None:
+def test_a_suite_keeps_out_of_its_chips(tmp_path) -> None:
     paths = {"train_chips_path": tmp_path / "train", "val_chips_path": tmp_path / "val"}
     with pytest.raises(UsageError, match=r"val/out lies inside --val-chips .*val; give a folder"):
         suite.check_suite_output(

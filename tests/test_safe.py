@@ -46,7 +46,7 @@ def record(**case: Any) -> Record:
 
 
 @pytest.mark.slow
-def test_a_terminal_is_moved_by_nobody(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_terminal_is_moved_by_nobody(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a\x1b[2Jb\x9b\u202e\udcff.csv").write_text("no benchmark")
     assert main(["plot", "a\x1b[2Jb\x9b\u202e\udcff.csv"]) == 2
@@ -80,7 +80,7 @@ def test_what_rich_draws_stays_drawn() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> None:
+def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path) -> None:
     report = report_of_records([record()], f"{HOSTILE}.ledger")
     page = write_report(report, tmp_path)[0].read_text()
     assert "<script" not in page and "<img" not in page and "](http" not in page
@@ -91,7 +91,7 @@ def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> N
     assert models == ["'=HYPERLINK(1)", "'@x", "-2"]
 
 
-def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path: Path) -> None:
+def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path) -> None:
     run = TrainingRun("=HYPERLINK(1)", "@x", "+cmd", devices=1)
     columns = Columns(names=("model",), place=("model",), apart=())
     append_rows([{"model": "=HYPERLINK(1)"}], tmp_path / "b.csv", columns)
@@ -101,7 +101,7 @@ def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path: Path) -> None:
         assert not [cell for cell in row.values() if cell[:1] in ("=", "@", "+")]
 
 
-def test_a_figure_has_no_control_characters(tmp_path: Path) -> None:
+def test_a_figure_has_no_control_characters(tmp_path) -> None:
     figure = before_after_figure({"a\x1b[2J": np.eye(4), "b\x07": np.eye(4)}, "caption \x9b")
     save_figures({tmp_path / "a.png": figure})  # pytest makes an error of a missing glyph
     assert (tmp_path / "a.png").stat().st_size
@@ -145,7 +145,7 @@ HARMLESS = {
 }
 
 
-def test_what_is_no_key_stays(tmp_path: Path, monkeypatch) -> None:
+def test_what_is_no_key_stays(tmp_path, monkeypatch) -> None:
     for name, value in HARMLESS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KEY_FOLDER", str(tmp_path))
@@ -169,7 +169,7 @@ def leaks(folder: Path, printed: str) -> list[str]:
     return places
 
 
-def test_no_verb_writes_or_prints_a_key(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_no_verb_writes_or_prints_a_key(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     out = tmp_path / "out"
     zarr(tmp_path / "data" / "in.zarr", counted_up())
@@ -247,7 +247,7 @@ def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
     [*((verb, False) for verb in VERBS), pytest.param("suite", True, marks=pytest.mark.slow)],
 )
 def test_a_key_in_any_argument_of_any_verb_stays_there(
-    verb: str, every_kind: bool, tmp_path: Path, capsys, monkeypatch
+    verb: str, every_kind: bool, tmp_path, capsys, monkeypatch
 ) -> None:
     """A place to write to that is a URL is refused, where a folder would be made of that name."""
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
@@ -275,7 +275,7 @@ LOGINS = ("hunter2word", "half/hunter2word", "a+b/hunter2word/c")
 
 @pytest.mark.parametrize(("spec", "key"), crossed(BUCKETS, LOGINS))
 def test_a_login_before_a_bucket_is_in_no_text(
-    spec: str, key: str, capsys, tmp_path: Path, monkeypatch
+    spec: str, key: str, capsys, tmp_path, monkeypatch
 ) -> None:
     """Also not in the texts of TensorStore, which quotes it as a bucket's name."""
     monkeypatch.chdir(tmp_path)
@@ -299,7 +299,7 @@ def test_an_address_without_a_login_stays_as_it_is() -> None:
         assert redact(text) == text
 
 
-def test_no_output_has_a_key_in_its_name(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_no_output_has_a_key_in_its_name(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     zarr(tmp_path / "in.zarr", counted_up())
     infer = ["infer", "--in-spec", "in.zarr", "--out-spec", "out.zarr", "--model-type", "identity",
@@ -321,7 +321,7 @@ def test_no_output_has_a_key_in_its_name(tmp_path: Path, capsys, monkeypatch) ->
 
 
 @pytest.mark.slow  # a store that does not answer is asked again
-def test_what_fails_tells_no_key(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_what_fails_tells_no_key(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     monkeypatch.chdir(tmp_path)
     for words in (
@@ -334,7 +334,7 @@ def test_what_fails_tells_no_key(tmp_path: Path, capsys, monkeypatch) -> None:
     assert not leaks(tmp_path, "".join(capsys.readouterr()))
 
 
-def test_a_record_holds_no_key(tmp_path: Path) -> None:
+def test_a_record_holds_no_key(tmp_path) -> None:
     from penstock.bench.launch.supervisor import Launch as Asked
     from penstock.bench.launch.supervisor import run_launch as launch
 

@@ -1,7 +1,6 @@
 """An error says flags on a command line, and parameters to who called a function of Python."""
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def test_a_loader_made_in_python_names_its_parameters(knobs: dict[str, Any], sai
     assert "--" not in str(error.value)
 
 
-def test_inference_and_training_in_python_name_their_parameters(tmp_path: Path, capsys) -> None:
+def test_inference_and_training_in_python_name_their_parameters(tmp_path, capsys) -> None:
     volume = np.zeros((8, 8, 8), np.uint8)
     for call in (penstock.run_inference, penstock.plan_inference):
         with pytest.raises(UsageError, match=r"^`overlap` 8 must be less than `patch` 4"):

@@ -94,6 +94,6 @@ def made_up(
     return made_record("train", case, launch, status, **fields)
 
 
-def cases(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
+def cases(tmp_path, **changes: Any) -> list[dict[str, Any]]:
     one = named_preset("quick").model_copy(update=changes)
     return suite_cases(one, build(SuiteConfig, {"output_dir": tmp_path}))

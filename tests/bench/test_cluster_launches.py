@@ -53,7 +53,7 @@ def wanted() -> bool:
 
 @pytest.mark.usefixtures("_zoo")
 def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
-    tmp_path: Path, monkeypatch
+    tmp_path, monkeypatch
 ) -> None:
     for name, number in {"OMP": 1, "MKL": 4, "OPENBLAS": 1}.items():  # those of the worker
         monkeypatch.setenv(f"{name}_NUM_THREADS", str(number))
@@ -98,14 +98,14 @@ def test_a_launch_that_nobody_waits_for_is_killed() -> None:
     ]  # fmt: skip
 
 
-def test_a_folder_that_workers_do_not_share_is_said(tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_that_workers_do_not_share_is_said(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(on_cluster, "SEEN_S", 0.0)
     with pytest.raises(PenstockError, match="--output-dir must be a folder that all workers share"):
         on_cluster._move(tmp_path / "elsewhere", tmp_path / "run")
 
 
 @pytest.mark.usefixtures("_zoo", "zoo_here")
-def test_the_client_keeps_what_workers_bring(tmp_path: Path, monkeypatch) -> None:
+def test_the_client_keeps_what_workers_bring(tmp_path, monkeypatch) -> None:
     """A record, a folder and a failure, by workers of Dask that live on."""
     monkeypatch.chdir(tmp_path)
     cases: list[tuple[str, dict[str, Any]]] = [
@@ -139,7 +139,7 @@ def test_the_client_keeps_what_workers_bring(tmp_path: Path, monkeypatch) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "drafts are removed"
 
 
-def test_one_launch_at_a_time_is_made_on_a_host(tmp_path: Path, monkeypatch) -> None:
+def test_one_launch_at_a_time_is_made_on_a_host(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(on_cluster.tempfile, "gettempdir", lambda: str(tmp_path))
     hold = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
@@ -169,9 +169,7 @@ def test_one_launch_at_a_time_is_made_on_a_host(tmp_path: Path, monkeypatch) -> 
         (["--cluster", "nowhere"], "--cluster nowhere is none of local, local:N"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
-    words: list[str], sentence: str, tmp_path: Path, capsys
-) -> None:
+def test_what_cannot_be_is_one_sentence(words: list[str], sentence: str, tmp_path, capsys) -> None:
     out = tmp_path / "out.csv"
     assert main(["bench", "model", "--model", "denoise-tiny", "--output", str(out), *words]) == 2
     error = capsys.readouterr().err
@@ -215,7 +213,7 @@ def records(out: str) -> list[Record]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Path:
+def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("nets.py").write_text(NETS)
     return tmp_path

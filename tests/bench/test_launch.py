@@ -168,7 +168,7 @@ def test_a_result_stands_though_its_process_dies_afterwards() -> None:
 
 
 @pytest.fixture
-def fifo(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+def fifo(tmp_path) -> Iterator[tuple[Path, int]]:
     """Reading it ends when the last process that holds it open does."""
     path = tmp_path / "fifo"
     os.mkfifo(path)

@@ -61,7 +61,7 @@ def test_what_makes_no_sense_is_refused(knobs: dict[str, Any], data: str, said: 
     ],
 )
 def test_bad_input_is_one_sentence_and_creates_nothing(
-    data: Path, tmp_path: Path, monkeypatch, capsys, words: str, said: str
+    data: Path, tmp_path, monkeypatch, capsys, words: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(data)
@@ -77,7 +77,7 @@ def test_bad_input_is_one_sentence_and_creates_nothing(
     [("ok", 0), ("unsupported", 0), ("crash", 1), ("timeout", 1), ("oom_host", 1)],
 )
 def test_the_exit_code_is_that_of_the_launches(
-    data: Path, tmp_path: Path, monkeypatch, status: str, code: int
+    data: Path, tmp_path, monkeypatch, status: str, code: int
 ) -> None:
     monkeypatch.setattr("penstock.cli.bench.checked_loader_cases", lambda cases, *_: cases)
     monkeypatch.setattr(
@@ -90,7 +90,7 @@ def test_the_exit_code_is_that_of_the_launches(
 @pytest.mark.parametrize("verb", ["loader", "queue"])
 @pytest.mark.parametrize(("status", "code"), [("unsupported", 2), ("crash", 1), ("timeout", 1)])
 def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
-    data: Path, tmp_path: Path, monkeypatch,
+    data: Path, tmp_path, monkeypatch,
     capsys, verb: str, status: str, code: int,
 ) -> None:  # fmt: skip
     asked: list[str] = []
@@ -111,7 +111,7 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_from_data_to_a_page(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_from_data_to_a_page(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["generate", "ufs-p1", "data", "--samples", "16", "--grid", "8", "16"]) == 0
     words = "--threads 2 --batch-sizes 2 --loaders penstock zarr --batches 24 --warmup 1"
@@ -143,7 +143,7 @@ def test_from_data_to_a_page(tmp_path: Path, monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize(("kind", "verb"), [("ome", "bench"), ("n5", "tune")])
 @pytest.mark.usefixtures("launches_here")
-def test_patches_of_a_volume_are_samples(kind: str, verb: str, tmp_path: Path, capsys) -> None:
+def test_patches_of_a_volume_are_samples(kind: str, verb: str, tmp_path, capsys) -> None:
     """An image with t = 1 has one sample along axis 0, and so no batch, unless it is cut."""
     path = tmp_path / "own"
     own_array(path, kind, (1, 8, 9, 16))

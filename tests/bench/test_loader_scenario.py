@@ -113,7 +113,7 @@ def test_a_cold_cache_is_verified(data: Path, on_disk: Path) -> None:
     assert resident is None or resident < 0.05
 
 
-def test_a_case_is_tied_to_what_is_in_the_data(data: Path, tmp_path: Path) -> None:
+def test_a_case_is_tied_to_what_is_in_the_data(data: Path, tmp_path) -> None:
     checked, facts = check(case(data))
     assert checked["dataset"] == facts["dataset"] and len(checked["dataset"]) == 16
     assert facts["decoded_per_used"] == (26 + 13) / (15 + 13), "chunks of 13 channels"
@@ -171,7 +171,7 @@ def test_a_cold_cache_with_too_few_batches_to_warm_up_is_refused(data: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: Path) -> None:
+def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path) -> None:
     pytest.importorskip("zarr")
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
@@ -182,7 +182,7 @@ def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: 
         measured(scenario)
 
 
-def test_any_array_is_measured_and_checked(tmp_path: Path) -> None:
+def test_any_array_is_measured_and_checked(tmp_path) -> None:
     """Not only packed sets: what it lacks, checksums and sizes, is read from the array."""
     path = tmp_path / "own"
     values = own_array(path, "ome", (16, 6, 8))

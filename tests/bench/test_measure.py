@@ -5,7 +5,6 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,7 +195,7 @@ def test_device_memory_and_clocks(monkeypatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count")
-def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not(tmp_path: Path) -> None:
+def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not(tmp_path) -> None:
     """In a process of its own: 512 MiB that nobody touched count, and go on counting when gone."""
     code = (
         "import mmap, json\n"

@@ -28,7 +28,7 @@ def bench(*words: str) -> int:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch) -> Path:
+def fake(tmp_path, monkeypatch) -> Path:
     """A folder to work in, whose launches `answers` answers here. It holds a file of a user."""
 
     def run(command: Sequence[str], launch: Launch, *_: object) -> Ending:
@@ -182,7 +182,7 @@ def test_resume_refuses_what_another_machine_measured(fake: Path, capsys) -> Non
 
 
 @pytest.mark.slow
-def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch) -> None:
+def test_from_a_file_to_a_row(nets: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = f"--model {nets}:convs --tile_sizes 16 --batch_sizes 1 --mode train --device cpu"
     assert bench(*words.split(), "--launch-seconds", "0.2") == 0

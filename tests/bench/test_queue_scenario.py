@@ -124,7 +124,7 @@ def test_the_queue_of_the_loader_fills_and_is_counted(data: Path) -> None:
     way.close()
 
 
-def test_a_reader_that_fails_ends_the_prefill_and_is_told(data: Path, tmp_path: Path) -> None:
+def test_a_reader_that_fails_ends_the_prefill_and_is_told(data: Path, tmp_path) -> None:
     import shutil
 
     torn = shutil.copytree(data, tmp_path / "torn")
@@ -152,7 +152,7 @@ def config(**knobs: Any) -> BenchQueueConfig:
     return build(BenchQueueConfig, knobs)
 
 
-def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
+def test_for_each_number_of_workers_one_case_only_reads(tmp_path) -> None:
     cases = queue_cases(str(tmp_path), config(workers=(0, 2), queue_sizes=(1, 8, 1)))
     assert list(map(case_namer(cases, "workers", "queue"), cases)) == [
         "workers 0, queue 0, compute none, compute_time 0.0",
@@ -173,9 +173,7 @@ def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
         ({"queue_sizes": (0,)}, "--queue-sizes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    tmp_path: Path, knobs: dict[str, Any], message: str
-) -> None:
+def test_what_makes_no_sense_is_refused(tmp_path, knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         queue_cases(str(tmp_path), config(**knobs))
 
@@ -200,7 +198,7 @@ def failed(status: Any, message: str) -> Any:
     ],
 )
 def test_the_exit_code_of_launches_that_failed(
-    data: Path, tmp_path: Path, monkeypatch, capsys, status: str, message: str, code: int
+    data: Path, tmp_path, monkeypatch, capsys, status: str, message: str, code: int
 ) -> None:
     fine = SimpleNamespace(error=None)
     monkeypatch.setattr("penstock.cli.bench.ask_worker", lambda scenario, case, *_: fine)
@@ -213,7 +211,7 @@ def test_the_exit_code_of_launches_that_failed(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_small_benchmark_from_end_to_end(data: Path, tmp_path: Path, capsys) -> None:
+def test_a_small_benchmark_from_end_to_end(data: Path, tmp_path, capsys) -> None:
     out = tmp_path / "queue.csv"
     flags = "--workers 1 --queue_sizes 2 --batch_size 2 --iterations 8 --compute_time 0.01"
     assert main(["bench", "queue", str(data), *flags.split(), "--output", str(out)]) == 0

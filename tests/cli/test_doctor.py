@@ -1,7 +1,6 @@
 """``penstock doctor``: what it says of other machines."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from penstock.cli import doctor, main
@@ -32,7 +31,7 @@ def said(block: dict[str, Any]) -> str:
     return "\n".join(line for section in sections for line in section(block)[1])
 
 
-def test_doctor_says_it_all_and_writes_it(tmp_path: Path, capsys) -> None:
+def test_doctor_says_it_all_and_writes_it(tmp_path, capsys) -> None:
     report = tmp_path / "new" / "report.json"
     assert main(["doctor", "--json", str(report)]) == 0
     out = capsys.readouterr().out

@@ -83,7 +83,7 @@ def test_yaml_spells_them_as_it_does() -> None:
 
 
 def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
-    volume: np.ndarray, tmp_path: Path, capsys
+    volume: np.ndarray, tmp_path, capsys
 ) -> None:
     np.save(tmp_path / "in.npy", volume[0, 0, :8, :8, :8])
     words = f"""
@@ -97,7 +97,7 @@ def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
 
 @pytest.mark.slow
 def test_the_seeds_own_command_runs_over_a_real_s3_server(
-    volume: np.ndarray, s3_endpoint: str, tmp_path: Path, capsys,
+    volume: np.ndarray, s3_endpoint: str, tmp_path, capsys,
     monkeypatch,
 ) -> None:  # fmt: skip
     import safetensors.torch
@@ -145,7 +145,7 @@ def test_the_seeds_own_command_runs_over_a_real_s3_server(
 
 
 def test_underscores_dashes_yaml_and_flags_say_the_same(
-    volume: np.ndarray, tmp_path: Path, capsys
+    volume: np.ndarray, tmp_path, capsys
 ) -> None:
     volume = volume[..., :16, :24, :24]
     source = zarr(tmp_path / "in.zarr", volume)
@@ -161,7 +161,7 @@ def test_underscores_dashes_yaml_and_flags_say_the_same(
     assert "trim" in capsys.readouterr().out
 
 
-def test_plan_and_dry_run_touch_nothing(volume: np.ndarray, tmp_path: Path, capsys) -> None:
+def test_plan_and_dry_run_touch_nothing(volume: np.ndarray, tmp_path, capsys) -> None:
     source = zarr(tmp_path / "in.zarr", volume)
     words = ["--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type", "identity",
              "--patch", "16", "--overlap", "4"]  # fmt: skip
@@ -243,7 +243,7 @@ def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
 
 @pytest.mark.skipif(not MOUSE.exists(), reason=f"{MOUSE} is absent")
 @pytest.mark.parametrize("channels", ["1", pytest.param("all", marks=pytest.mark.slow)])
-def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path: Path) -> None:
+def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path) -> None:
     """All of it, or a channel of a corner of it."""
     import tifffile
 
@@ -268,7 +268,7 @@ def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path, capsys) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path, capsys) -> None:
     """SIGKILL at whatever point a third of the blocks has been reached, then --resume."""
     rng = np.random.default_rng(1)
     volume = rng.integers(0, 4000, (64, 64, 64)).astype("uint16")
@@ -321,7 +321,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path, capsys) -> None:
     [("", "nonesuch", 2), pytest.param("1", "identity", 0, marks=pytest.mark.slow)],
 )
 def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
-    unbuffered: str, model: str, code: int, volume: np.ndarray, tmp_path: Path
+    unbuffered: str, model: str, code: int, volume: np.ndarray, tmp_path
 ) -> None:
     source = zarr(tmp_path / "in.zarr", volume)
     often = (
@@ -345,7 +345,7 @@ def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
 
 
 def test_progress_that_cannot_be_told_ends_no_job(
-    volume: np.ndarray, tmp_path: Path, monkeypatch
+    volume: np.ndarray, tmp_path, monkeypatch
 ) -> None:
     class FullDisk(io.StringIO):
         def write(self, text: str) -> int:

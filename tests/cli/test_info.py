@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ def info(capsys, *words: str, code: int = 0) -> str:
     return "".join(capsys.readouterr())
 
 
-def test_a_volume_with_levels(tmp_path: Path, capsys) -> None:
+def test_a_volume_with_levels(tmp_path, capsys) -> None:
     pytest.importorskip("tensorstore")
     path = str(tmp_path / "a.ome.zarr")
     box = Box((0,) * 5, (1, 2, 9, 40, 50))
@@ -35,7 +34,7 @@ def test_a_volume_with_levels(tmp_path: Path, capsys) -> None:
     ]
 
 
-def test_a_choice_is_listed(tmp_path: Path, capsys) -> None:
+def test_a_choice_is_listed(tmp_path, capsys) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -47,7 +46,7 @@ def test_a_choice_is_listed(tmp_path: Path, capsys) -> None:
     assert "array     yx 6 x 7 float64" in info(capsys, f"{path}::b/c")
 
 
-def test_series_and_axes(tmp_path: Path, capsys) -> None:
+def test_series_and_axes(tmp_path, capsys) -> None:
     tifffile = pytest.importorskip("tifffile")
     path = str(tmp_path / "a.tif")
     with tifffile.TiffWriter(path) as file:

@@ -1,7 +1,5 @@
 """``penstock inspect`` says how far a network sees."""
 
-from pathlib import Path
-
 import pytest
 
 from penstock.cli import main
@@ -14,7 +12,7 @@ def test_a_network_of_the_registry_is_known(capsys) -> None:
     assert "exact with --overlap 16 16 16" in said and "grid      4 x 4 x 4" in said
 
 
-def test_a_network_of_the_user_is_inspected(tmp_path: Path, capsys) -> None:
+def test_a_network_of_the_user_is_inspected(tmp_path, capsys) -> None:
     file = tmp_path / "net.py"
     file.write_text(
         "from torch import nn\n"

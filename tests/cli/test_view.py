@@ -20,7 +20,7 @@ imported_later("matplotlib")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch) -> None:
+def here(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("volume.npy", np.arange(6 * 40 * 30, dtype="float32").reshape(6, 40, 30))
     np.save("plane.npy", np.full((40, 30), np.nan))

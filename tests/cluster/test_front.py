@@ -86,7 +86,7 @@ def workers_of(*names: str, **knobs: Any) -> Iterator[tuple[Cluster, Workers]]:
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch, tmp_path: Path) -> None:
+def _often(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(front, "LOOK_S", 0.05)
     monkeypatch.setattr(front, "TICK_S", 0.05)
     monkeypatch.chdir(tmp_path)  # workers of this machine begin here

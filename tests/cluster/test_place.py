@@ -114,7 +114,7 @@ def test_an_element_of_an_array_has_one_number(monkeypatch) -> None:
     assert first_lines("spiral", config_of(), find_place(STEP), element)[0] == "Job ID: 7_3"
 
 
-def test_a_job_whose_tasks_are_not_started_is_refused(monkeypatch, tmp_path: Path, capsys) -> None:
+def test_a_job_whose_tasks_are_not_started_is_refused(monkeypatch, tmp_path, capsys) -> None:
     pytest.importorskip("lightning_fabric")
     for name, text in JOB.items():
         monkeypatch.setenv(name, text)
@@ -129,7 +129,7 @@ def test_a_job_whose_tasks_are_not_started_is_refused(monkeypatch, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_job_adds_to_its_training(tmp_path: Path) -> None:
+def test_what_a_job_adds_to_its_training(tmp_path) -> None:
     config = config_of(output_dir=str(tmp_path / "%j"))
     out = ["--distributed", "--output-dir", str(tmp_path / "123456")]
     assert slurm_step.added(config, JOB) == out
@@ -163,7 +163,7 @@ def saved_in(out: Path) -> None:
      ("{}", "no job"), ("[3]", "no job")],
 )  # fmt: skip
 def test_a_job_goes_on_with_no_run_but_its_own(
-    text: str, whose: str, saved: bool, tmp_path: Path
+    text: str, whose: str, saved: bool, tmp_path
 ) -> None:
     """Its first life may have ended before it had begun; what lies there is another's then."""
     (tmp_path / "args.json").write_text(text)
@@ -181,7 +181,7 @@ def test_a_job_goes_on_with_no_run_but_its_own(
 
 
 @pytest.fixture
-def in_a_job(tmp_path: Path, monkeypatch) -> Callable[[str], list[str]]:
+def in_a_job(tmp_path, monkeypatch) -> Callable[[str], list[str]]:
     """The words that begin a life of a job whose srun does what it is told; `requeued` is how
     often it was put back."""
     (tmp_path / "bin").mkdir()
@@ -201,7 +201,7 @@ def in_a_job(tmp_path: Path, monkeypatch) -> Callable[[str], list[str]]:
 
 @pytest.mark.slow
 def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
-    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys,
+    in_a_job: Callable[[str], list[str]], tmp_path, capsys,
     monkeypatch,
 ) -> None:  # fmt: skip
     last = tmp_path / "o" / "checkpoints" / "last.pt"
@@ -234,7 +234,7 @@ def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
 
 
 def test_the_end_of_a_requeued_life_is_told_though_slurm_ends_it(
-    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys
+    in_a_job: Callable[[str], list[str]], tmp_path, capsys
 ) -> None:
     """`scontrol requeue` has SLURM send SIGTERM to the batch script and to scontrol itself."""
     last = tmp_path / "o" / "checkpoints" / "last.pt"

@@ -152,7 +152,7 @@ def test_a_study_ends_and_leaves_its_results(whole: Path, capsys) -> None:
 
 
 def test_torchrun_on_each_of_two_machines_trains_the_same(
-    cluster: Cluster, whole: Path, tmp_path: Path
+    cluster: Cluster, whole: Path, tmp_path
 ) -> None:
     output = tmp_path / "out" / "whole"
     line = [
@@ -176,7 +176,7 @@ def test_torchrun_on_each_of_two_machines_trains_the_same(
 
 
 def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
-    cluster: Cluster, whole: Path, tmp_path: Path, capsys
+    cluster: Cluster, whole: Path, tmp_path, capsys
 ) -> None:
     job = start_training(cluster, tmp_path)
     # As SLURM does it before the time is up: --signal=B:USR1@120.
@@ -201,7 +201,7 @@ def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
 
 
 def test_a_job_that_is_preempted_comes_back_and_goes_on(
-    cluster: Cluster, whole: Path, tmp_path: Path
+    cluster: Cluster, whole: Path, tmp_path
 ) -> None:
     job = start_training(cluster, tmp_path)
     ended = cluster.say(
@@ -222,7 +222,7 @@ def test_a_job_that_is_preempted_comes_back_and_goes_on(
     assert "back into the queue" not in log and "Traceback" not in log
 
 
-def test_what_slurm_does_not_know_or_refuses(tmp_path: Path, capsys) -> None:
+def test_what_slurm_does_not_know_or_refuses(tmp_path, capsys) -> None:
     assert main(["slurm", "cancel", "99999"]) == 2
     assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 99999\n"
     assert submit(tmp_path / "out", "--partition", "nosuch") == 2

@@ -21,7 +21,7 @@ on_slurm = pytest.mark.skipif(missing() is not None, reason=f"no SLURM here: {mi
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch) -> None:
+def place(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -30,7 +30,7 @@ EACH = ("--normalize", "percentile", "--max-inflight-batches", "4")
 
 
 def test_a_verb_in_a_job_goes_back_only_if_it_was_told_and_has_stopped_whole(
-    monkeypatch, capsys, tmp_path: Path
+    monkeypatch, capsys, tmp_path
 ) -> None:
     """scontrol is a script of this test, which notes that it was asked."""
     asked = tmp_path / "asked"

@@ -204,7 +204,7 @@ def test_what_is_asked_is_what_is_run(
     assert received == [value, *launch, *SPIRAL, *words]
 
 
-def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorder: Path) -> None:
+def test_an_environment_with_a_hostile_name_is_activated(tmp_path, recorder: Path) -> None:
     home = tmp_path / "a b'$(touch x)\"#;"
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "activate").write_text('PATH="$HERE:$PATH"\n')
@@ -267,7 +267,7 @@ def test_a_login_enters_no_script_and_no_message(capsys) -> None:
         assert "word" not in said.out + said.err
 
 
-def test_the_shell_s_sign_for_home_is_a_path(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_the_shell_s_sign_for_home_is_a_path(tmp_path, monkeypatch, capsys) -> None:
     """In YAML no shell sees it, and none expands what stands between quotes."""
     monkeypatch.setenv("HOME", "/u/me")
     (tmp_path / "job.yaml").write_text("venv: ~/env\nfolder: ~/runs\noutput: ~/logs/%j\n")
@@ -351,7 +351,7 @@ def test_a_training_that_cannot_be_is_refused_before_it_waits(
 
 
 @pytest.mark.parametrize("name", ["sbatch", "squeue", "srun"])
-def test_without_slurm_it_says_so(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_without_slurm_it_says_so(name: str, tmp_path, monkeypatch, capsys) -> None:
     words = {
         "sbatch": ["slurm", "submit", "--folder", str(tmp_path / "out"), "--", *SPIRAL],
         "squeue": ["slurm", "status", "12"],
@@ -375,7 +375,7 @@ def test_without_slurm_it_says_so(name: str, tmp_path: Path, monkeypatch, capsys
         ("{}", "is not a list of jobs"),
     ],
 )
-def test_what_is_no_study(tmp_path: Path, text: str | None, sentence: str) -> None:
+def test_what_is_no_study(tmp_path, text: str | None, sentence: str) -> None:
     if text is not None:
         (tmp_path / "study.json").write_text(text)
     with pytest.raises(UsageError, match=sentence):
@@ -390,7 +390,7 @@ def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:
     return slurm.SlurmJob.model_validate({**settings, **changes})
 
 
-def test_jobs_that_are_submitted_at_once_are_all_in_the_list(tmp_path: Path, monkeypatch) -> None:
+def test_jobs_that_are_submitted_at_once_are_all_in_the_list(tmp_path, monkeypatch) -> None:
     """Each is still with sbatch when all others have begun."""
     number, path = 4, tmp_path / "sbatch"
     path.write_text(
@@ -447,7 +447,7 @@ def test_what_is_no_state_is_none(noise: str) -> None:
 
 
 @pytest.fixture
-def spoken(tmp_path: Path, monkeypatch) -> Callable[..., None]:
+def spoken(tmp_path, monkeypatch) -> Callable[..., None]:
     """Commands that say what the real ones said, in their place on PATH."""
 
     def speak(**said: tuple[int, str]) -> None:
@@ -506,7 +506,7 @@ def test_a_controller_that_is_gone_is_told(spoken: Callable[..., None]) -> None:
 
 
 def test_a_job_that_slurm_has_forgotten_is_named_and_not_cancelled(
-    spoken: Callable[..., None], tmp_path: Path, capsys
+    spoken: Callable[..., None], tmp_path, capsys
 ) -> None:
     spoken()
     listed = [each.model_dump() for each in (job("12"), job("13"))]

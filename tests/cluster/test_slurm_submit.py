@@ -35,7 +35,7 @@ ENVIRONMENT = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TA
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch) -> Path:
+def home(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -59,7 +59,7 @@ def last_line(script: str) -> str:
 
 
 def test_a_preset_is_a_file_of_ours_or_of_the_user(
-    tmp_path: Path, home: Path, monkeypatch, capsys
+    tmp_path, home: Path, monkeypatch, capsys
 ) -> None:
     home.mkdir()
     for folder in (home, tmp_path):
@@ -80,7 +80,7 @@ def test_a_preset_is_a_file_of_ours_or_of_the_user(
     )
 
 
-def test_flags_win_over_a_config_and_that_over_a_preset(tmp_path: Path, capsys) -> None:
+def test_flags_win_over_a_config_and_that_over_a_preset(tmp_path, capsys) -> None:
     (tmp_path / "a.yaml").write_text("mem: 1G\nnodes: 2\nqos: a\n")
     (tmp_path / "b.yaml").write_text("mem: 2G\nqos: b\n")
     layers = ["--preset", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
@@ -98,7 +98,7 @@ def test_flags_win_over_a_config_and_that_over_a_preset(tmp_path: Path, capsys) 
     ],
 )
 def test_a_preset_that_is_wrong_is_refused_by_file_and_key(
-    text: str, sentence: str, tmp_path: Path, capsys
+    text: str, sentence: str, tmp_path, capsys
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
@@ -107,7 +107,7 @@ def test_a_preset_that_is_wrong_is_refused_by_file_and_key(
         assert line.startswith(f"{flag} {path}") and sentence in line
 
 
-def test_a_preset_that_cannot_be_read(tmp_path: Path, capsys) -> None:
+def test_a_preset_that_cannot_be_read(tmp_path, capsys) -> None:
     gone = str(tmp_path / "gone.yaml")
     assert refused(capsys, "--preset", gone, "--", "true") == (
         f"--preset {gone}: No such file or directory"
@@ -120,7 +120,7 @@ def test_a_preset_that_cannot_be_read(tmp_path: Path, capsys) -> None:
         assert "no such preset; there are" in refused(capsys, f"--preset={name}", "--", "true")
 
 
-def test_what_lacks_in_a_preset_a_flag_may_bring(tmp_path: Path, capsys) -> None:
+def test_what_lacks_in_a_preset_a_flag_may_bring(tmp_path, capsys) -> None:
     """Alone it would be refused: a job of 2 minutes would be told to save as it begins."""
     path = tmp_path / "short.yaml"
     path.write_text("time: '2'\nsignal: 120\n")
@@ -390,7 +390,7 @@ def submitted(**changes: Any) -> slurm.SlurmJob:
 
 
 def test_an_array_is_a_table_of_what_is_alike(
-    tmp_path: Path, spoken: Callable[..., None], capsys
+    tmp_path, spoken: Callable[..., None], capsys
 ) -> None:
     first = submitted(id="4", name="prepare", array=None, command=["infer", "--prepare"])
     last = submitted(id="6", name="finish", array=None, command=["infer", "--finish"],
@@ -420,9 +420,7 @@ def test_an_array_is_a_table_of_what_is_alike(
     assert "exit code 3: its log says how to go on" in table
 
 
-def test_neither_jobs_nor_their_logs_lie_inside_an_array(
-    tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_neither_jobs_nor_their_logs_lie_inside_an_array(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.zarr").mkdir()
     (tmp_path / "in.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')

@@ -88,13 +88,13 @@ class TestBadInput:
             ),
         ],
     )
-    def test_source(self, make: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    def test_source(self, make: Callable[[Path], Any], message: str, tmp_path) -> None:
         with pytest.raises(UsageError, match=message) as caught:
             open_source(make(tmp_path))
         assert "\n" not in str(caught.value) and "tensorstore_spec" not in str(caught.value)
 
     @pytest.mark.parametrize("size", mainly(["a", "", 0, float("nan"), float("inf")], 0, 2, 3))
-    def test_a_size_that_is_none_is_unknown(self, size: Any, tmp_path: Path) -> None:
+    def test_a_size_that_is_none_is_unknown(self, size: Any, tmp_path) -> None:
         import tifffile
 
         source = open_source(odd_image(tmp_path, scale=size))
@@ -107,7 +107,7 @@ class TestBadInput:
         assert open_source(tmp_path / "a.ome.tif").scale == (1, 1, 1, 1.5, 1)
 
     @pytest.mark.parametrize("name", ["a.npy", "a.json"])
-    def test_what_may_not_be_read(self, name: str, tmp_path: Path, monkeypatch) -> None:
+    def test_what_may_not_be_read(self, name: str, tmp_path, monkeypatch) -> None:
         (tmp_path / name).touch()
 
         def denied(self: Path, *_: Any, **__: Any) -> Any:
@@ -119,7 +119,7 @@ class TestBadInput:
                 with pytest.raises(UsageError, match=rf"^--in-spec .*{name}: Permission denied$"):
                     open_source(tmp_path / name)
 
-    def test_levels_where_there_are_none(self, tmp_path: Path) -> None:
+    def test_levels_where_there_are_none(self, tmp_path) -> None:
         for spec in (DATA, {"driver": "zarr"}, tmp_path / "a.npy"):
             with pytest.raises(UsageError, match=r"level 1 is asked, but only|have no levels"):
                 open_source(spec, level=1)
@@ -168,26 +168,24 @@ class TestBadInput:
             (lambda d: np.zeros(3, "u1"), {}, "1 dimensions; 2 to 5"),
         ],
     )
-    def test_sink(
-        self, make: Callable[[Path], Any], options: Any, message: str, tmp_path: Path
-    ) -> None:
+    def test_sink(self, make: Callable[[Path], Any], options: Any, message: str, tmp_path) -> None:
         with pytest.raises(UsageError, match=message):
             open_out(make(tmp_path), **options)
 
-    def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
+    def test_a_place_that_cannot_be_written(self, tmp_path) -> None:
         parent = saved(tmp_path, "a.txt", "hello")
         sink = open_out(parent / "a.zarr")
         with pytest.raises(UsageError, match=r"a\.txt/a\.zarr: .*Not a directory$"):
             sink.create()
 
-    def test_a_corrupt_chunk_is_told_as_it_is(self, tmp_path: Path) -> None:
+    def test_a_corrupt_chunk_is_told_as_it_is(self, tmp_path) -> None:
         path = Path(build_zarr2(tmp_path))
         (path / "0.0.0.0.0").write_bytes(b"nonsense")
         with pytest.raises(ValueError, match=r"0\.0\.0\.0\.0") as caught:
             open_source(path).read(DOMAIN)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
-    def test_a_zip_file_is_read_by_a_spec_and_named_without(self, tmp_path: Path) -> None:
+    def test_a_zip_file_is_read_by_a_spec_and_named_without(self, tmp_path) -> None:
         place = shutil.make_archive(str(tmp_path / "zip"), "zip", build_zarr2(tmp_path))
         with pytest.raises(UsageError, match=r"a zip file; unpack it, or give .* driver zip"):
             open_source(place)

@@ -45,7 +45,7 @@ def values_of(place: Path, **how: Any) -> Any:
     ]),
 )  # fmt: skip
 def test_what_xarray_packs_is_read_as_xarray_reads_it(
-    zarr_format: int, encoding: dict[str, Any], tmp_path: Path
+    zarr_format: int, encoding: dict[str, Any], tmp_path
 ) -> None:
     offset = encoding.get("add_offset", 0)
     values = offset + np.arange(60, dtype="float32").reshape(3, 4, 5)
@@ -129,7 +129,7 @@ def test_an_attribute_without_a_meaning_is_refused(attributes: Any, why: str) ->
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_loader_refuses_what_it_would_not_decode(zarr_format: int, tmp_path: Path) -> None:
+def test_a_loader_refuses_what_it_would_not_decode(zarr_format: int, tmp_path) -> None:
     values = np.linspace(270, 290, 60, dtype="float32").reshape(3, 4, 5)
     encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -1}
     place = packed(tmp_path / "a.zarr", values, zarr_format, **encoding)

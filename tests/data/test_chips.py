@@ -95,7 +95,7 @@ def test_every_label_is_owned_once_and_seen_by_all_that_see_its_place(
 
 
 @pytest.mark.parametrize("missing", [0.0, NODATA])
-def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path: Path, missing: float) -> None:
+def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path, missing: float) -> None:
     """It reads as 0 m/s. The mask of the radar knows nothing of it: it has values there."""
     import rasterio
 
@@ -125,7 +125,7 @@ def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path: Path, missing: 
 
 
 @pytest.mark.slow
-def test_a_scene_smaller_than_a_chip_is_one_chip_with_a_mask(tmp_path: Path) -> None:
+def test_a_scene_smaller_than_a_chip_is_one_chip_with_a_mask(tmp_path) -> None:
     write_data_set(tmp_path / "d", (90, 100), scenes=2, validation=1, objects=2, tiff="strips",
                    seed=0)  # fmt: skip
     assert main(words_of(tmp_path / "d", tmp_path / "c", "--overlap", "16")) == 0
@@ -178,7 +178,7 @@ def test_chips_are_the_same_in_another_process_and_through_a_fork(chipped: Path)
     assert other.stdout == f"{here}\n"
 
 
-def test_a_folder_that_is_half_replaced_is_refused(chipped: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_half_replaced_is_refused(chipped: Path, tmp_path) -> None:
     shutil.copytree(chipped / "train", tmp_path / "c")
     path = sorted(tmp_path.glob("c/*/manifest.json"))[1]
     path.write_text(json.dumps({**json.loads(path.read_text()), "overlap": 8}))
@@ -189,7 +189,7 @@ def test_a_folder_that_is_half_replaced_is_refused(chipped: Path, tmp_path: Path
         Chips(tmp_path / "c")
 
 
-def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -> None:
+def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path) -> None:
     with pytest.raises(UsageError, match=r"has no chips: there is no index\.json"):
         Chips(tmp_path)
     (tmp_path / "index.json").write_text('{"format": "something else"}')
@@ -207,7 +207,7 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
         Chips(tmp_path / "c").read(0)
 
 
-def test_rounding_is_told_and_dtype_keeps_all(tmp_path: Path, capsys) -> None:
+def test_rounding_is_told_and_dtype_keeps_all(tmp_path, capsys) -> None:
     import rasterio
 
     data = tmp_path / "d"

@@ -44,7 +44,7 @@ def refused(path: str, *words: str, **knobs: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch) -> None:
+def here(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 

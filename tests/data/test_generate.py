@@ -1,7 +1,6 @@
 """The verb ``generate``: presets and volumes, end to end."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ GRID = (8, 16)
 
 
 @pytest.mark.slow
-def test_generate_packs_a_preset(tmp_path: Path, capsys) -> None:
+def test_generate_packs_a_preset(tmp_path, capsys) -> None:
     root = tmp_path / "data"
     words = ["generate", "ufs-p1", str(root), "--samples", "3", "--grid", "8", "16", "--seed", "5"]
     assert main(words) == 0
@@ -40,7 +39,7 @@ def test_generate_packs_a_preset(tmp_path: Path, capsys) -> None:
     assert main([*words, "--overwrite"]) == 0
 
 
-def test_generate_makes_a_volume(specimen: Specimen, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_generate_makes_a_volume(specimen: Specimen, tmp_path, monkeypatch, capsys) -> None:
     from penstock.data.stores.open import open_source
 
     words = ["generate", "volume", str(tmp_path / "v.zarr"), "--shape", "16", "20", "24"]
@@ -83,7 +82,7 @@ def test_generate_makes_a_volume(specimen: Specimen, tmp_path: Path, monkeypatch
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_2(
-    words: str, sentence: str, tmp_path: Path, monkeypatch, capsys
+    words: str, sentence: str, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["generate", *words.split()]) == 2
@@ -97,7 +96,7 @@ def test_wrong_usage_is_one_sentence_and_exit_2(
     "words", ["ufs-p2 OUT --samples 4 --grid 8 16", "volume OUT --shape 8 8 8", "xview3 OUT"]
 )
 def test_no_data_is_made_inside_an_array(
-    words: str, specimen: Specimen, tmp_path: Path, monkeypatch, capsys
+    words: str, specimen: Specimen, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(generate, "Specimen", {0: specimen}.__getitem__)
     folder = tmp_path / "set"

@@ -133,7 +133,7 @@ KILLED = [
 class TestKilledWhileItIsMade:
     @pytest.mark.parametrize(("make", "old", "way"), KILLED)
     def test_it_goes_on_either_way(
-        self, make: Any, old: Any, way: str, tmp_path: Path, monkeypatch
+        self, make: Any, old: Any, way: str, tmp_path, monkeypatch
     ) -> None:
         spec, options = make(tmp_path)
         if isinstance(spec, dict):
@@ -168,7 +168,7 @@ class TestKilledWhileItIsMade:
             np.testing.assert_array_equal(open_source(spec).read(DOMAIN_OF_FEW), FEW)
         assert steps > (2 if before else 0)
 
-    def test_what_is_half_deleted_is_still_not_taken_without_a_word(self, tmp_path: Path) -> None:
+    def test_what_is_half_deleted_is_still_not_taken_without_a_word(self, tmp_path) -> None:
         for spec in (tmp_path / "a.zarr", out_spec({"driver": "file", "path": str(tmp_path)})):
             folder = tmp_path / ("a.zarr" if isinstance(spec, Path) else "0")
             folder.mkdir()
@@ -182,7 +182,7 @@ class TestKilledWhileItIsMade:
                 with pytest.raises(UsageError, match=r"also holds notes\.txt"):
                     open_out(spec, **{way: True})
 
-    def test_what_may_not_be_deleted_is_known_before(self, tmp_path: Path, monkeypatch) -> None:
+    def test_what_may_not_be_deleted_is_known_before(self, tmp_path, monkeypatch) -> None:
         open_out(tmp_path / "a.zarr").create()
         before = tree(tmp_path)
         for path in (tmp_path / "a.zarr", tmp_path / "b.zarr"):

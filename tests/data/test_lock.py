@@ -27,7 +27,7 @@ def output(path: Path) -> Sink:
 
 
 @pytest.fixture
-def sinks(tmp_path: Path) -> list[Sink]:
+def sinks(tmp_path) -> list[Sink]:
     return [output(tmp_path / "out.zarr")]
 
 
@@ -37,7 +37,7 @@ def away(monkeypatch) -> Any:
     return lambda: monkeypatch.setattr(room, "_machine", lambda: "another")
 
 
-def test_of_many_runs_that_want_an_output_at_once_one_gets_it(tmp_path: Path) -> None:
+def test_of_many_runs_that_want_an_output_at_once_one_gets_it(tmp_path) -> None:
     barrier = threading.Barrier(8)
 
     def wants(number: int) -> OutputLock | UsageError:
@@ -72,7 +72,7 @@ def test_the_same_run_is_never_refused_and_another_until_it_is_released(sinks: l
 
 
 def test_the_lock_of_a_process_that_has_ended_is_taken(
-    tmp_path: Path, sinks: list[Sink], away: Any
+    tmp_path, sinks: list[Sink], away: Any
 ) -> None:
     """Of one that is not there any more, and of one whose number another process has by now."""
     killed, lock = subprocess.Popen(["true"]), tmp_path / "out.zarr.penstock-lock"
@@ -97,7 +97,7 @@ def test_the_lock_of_a_process_that_has_ended_is_taken(
 
 
 def test_a_run_whose_folder_is_gone_holds_nothing_on_its_host(
-    tmp_path: Path, sinks: list[Sink], monkeypatch
+    tmp_path, sinks: list[Sink], monkeypatch
 ) -> None:
     """That of an array, and one of before a reboot; not one in another container."""
     folder, file = tmp_path / "out.zarr.penstock", tmp_path / "out.zarr.penstock-lock"
@@ -150,7 +150,7 @@ def test_a_run_whose_output_was_taken_over_writes_and_releases_nothing(
 
 
 def test_members_join_a_lock_that_was_handed_over_until_it_is_released(
-    sinks: list[Sink], tmp_path: Path
+    sinks: list[Sink], tmp_path
 ) -> None:
     with pytest.raises(Lost, match="was removed"):
         OutputLock.take(sinks, "a", member=True)

@@ -42,7 +42,7 @@ def weather(tmp_path_factory) -> Path:
     return path
 
 
-def test_a_netcdf_is_stacked_by_variable_step_and_level(weather: Path, tmp_path: Path) -> None:
+def test_a_netcdf_is_stacked_by_variable_step_and_level(weather: Path, tmp_path) -> None:
     import xarray
 
     assert main(["generate", "--from", str(weather), str(tmp_path / "data")]) == 0
@@ -62,7 +62,7 @@ def test_a_netcdf_is_stacked_by_variable_step_and_level(weather: Path, tmp_path:
         np.testing.assert_array_equal(targets[row], np.stack(ahead, axis=-1))
 
 
-def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path) -> None:
+def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path) -> None:
     words = ["generate", "--from", str(weather), str(tmp_path / "data"), "--inputs", "s"]
     words += ["--targets", "t", "--offsets", "-2", "0", "--target-offset", "3", "--samples", "1"]
     assert main(words) == 0
@@ -86,7 +86,7 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path
     ],
 )
 def test_what_a_file_does_not_have_is_refused(
-    flags: str, sentence: str, weather: Path, tmp_path: Path, capsys
+    flags: str, sentence: str, weather: Path, tmp_path, capsys
 ) -> None:
     words = ["generate", "--from", str(weather), str(tmp_path / "data"), *flags.split()]
     assert main(words) == 2
@@ -105,7 +105,7 @@ MONTHS = {"units": "months since 1850-01-01", "calendar": "standard", "bounds": 
 """Which nobody can decode."""
 
 
-def test_corners_of_cells_are_no_weather_and_months_no_hindrance(tmp_path: Path, capsys) -> None:
+def test_corners_of_cells_are_no_weather_and_months_no_hindrance(tmp_path, capsys) -> None:
     """An ocean on a curvilinear grid, as CMIP6 has it."""
     tos = np.arange(5 * 4 * 6, dtype="f4").reshape(5, 4, 6)
     corners = {"bounds": "vertices_latitude"}
@@ -144,7 +144,7 @@ def test_corners_of_cells_are_no_weather_and_months_no_hindrance(tmp_path: Path,
     ],
 )
 def test_the_axes_are_found_by_what_is_said_of_them(
-    axes: str, dims: str, about: dict[str, Any], unlimited: list[str], tmp_path: Path
+    axes: str, dims: str, about: dict[str, Any], unlimited: list[str], tmp_path
 ) -> None:
     """Before the variable comes another, whose first axis is another and which never changes."""
     dim, latitude, longitude = dims.split()
@@ -183,7 +183,7 @@ def series(
     return netcdf(path, {"t": (("time", "lat", "lon"), stacked.copy())}, coords)
 
 
-def test_no_sample_crosses_a_gap(tmp_path: Path, capsys) -> None:
+def test_no_sample_crosses_a_gap(tmp_path, capsys) -> None:
     hours = [0, 6, 12, 18, 30, 36, 42]
     path = series(tmp_path / "gap.nc", hours, hours)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
@@ -207,7 +207,7 @@ def test_no_sample_crosses_a_gap(tmp_path: Path, capsys) -> None:
     ],
 )
 def test_steps_in_disorder_are_refused(
-    hours: list[float], units: str, why: str, tmp_path: Path, capsys
+    hours: list[float], units: str, why: str, tmp_path, capsys
 ) -> None:
     path = series(tmp_path / "a.nc", hours, hours, units)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 2
@@ -215,7 +215,7 @@ def test_steps_in_disorder_are_refused(
     assert not (tmp_path / "data").exists()
 
 
-def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(tmp_path: Path, capsys) -> None:
+def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(tmp_path, capsys) -> None:
     values = [0.0, 6, np.nan, 18, 24]
     path = series(tmp_path / "nan.nc", [0, 6, 12, 18, 24], values)
     words = ["generate", "--from", str(path), "--offsets", "0", "--target-offset", "0"]
@@ -232,7 +232,7 @@ def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(tmp_path: Pa
     assert "has no finite value in any sample" in capsys.readouterr().err
 
 
-def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys) -> None:
+def test_what_is_no_netcdf_is_refused(tmp_path, capsys) -> None:
     pytest.importorskip("netCDF4")
     (tmp_path / "text.nc").write_text("not a NetCDF at all")
     assert main(["generate", "--from", str(tmp_path / "text.nc"), str(tmp_path / "data")]) == 2
@@ -242,7 +242,7 @@ def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not ERA.exists(), reason=f"{ERA} is absent")
 @pytest.mark.filterwarnings("ignore:variable .* has non-conforming")
-def test_real_reanalysis_is_packed_to_the_bit(tmp_path: Path, capsys) -> None:
+def test_real_reanalysis_is_packed_to_the_bit(tmp_path, capsys) -> None:
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
     words = ["generate", "--from", str(ERA), str(tmp_path / "data")]

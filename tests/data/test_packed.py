@@ -5,7 +5,6 @@ import shutil
 import threading
 import weakref
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def small(tmp_path_factory) -> Packed:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_packed_is_what_was_made(layout: str, tmp_path: Path) -> None:
+def test_what_is_packed_is_what_was_made(layout: str, tmp_path) -> None:
     packed = write_small(tmp_path / "data", **LAYOUTS[layout])
     truth = [small_sample(index) for index in range(5)]
     assert packed.ids.tolist() == [100, 101, 102, 103, 104]
@@ -60,7 +59,7 @@ def test_what_is_packed_is_what_was_made(layout: str, tmp_path: Path) -> None:
     assert packed.statistics()["targets"][1][2] == 0  # the channel that never changes
 
 
-def test_the_ratio_is_of_the_files_and_counts_no_padding_as_data(tmp_path: Path) -> None:
+def test_the_ratio_is_of_the_files_and_counts_no_padding_as_data(tmp_path) -> None:
     packed = write_small(tmp_path / "data")
     chunks = [p for p in packed.root.rglob("*") if p.is_file() and p.name[0].isdigit()]
     stored = sum(path.stat().st_size for path in chunks)
@@ -69,7 +68,7 @@ def test_the_ratio_is_of_the_files_and_counts_no_padding_as_data(tmp_path: Path)
     assert packed.document["compression_ratio"] == 5 * 4 * 6 * 8 * 4 / stored
 
 
-def test_the_axes_are_named_where_xarray_looks_for_them(tmp_path: Path) -> None:
+def test_the_axes_are_named_where_xarray_looks_for_them(tmp_path) -> None:
     zarr = pytest.importorskip("zarr")
     for version, shards in ((2, None), (3, 2)):
         packed = write_small(tmp_path / f"v{version}", shards=shards)
@@ -78,7 +77,7 @@ def test_the_axes_are_named_where_xarray_looks_for_them(tmp_path: Path) -> None:
         assert tuple(names) == packed.arrays["inputs"].axes
 
 
-def test_no_more_samples_are_held_than_there_are_workers(tmp_path: Path) -> None:
+def test_no_more_samples_are_held_than_there_are_workers(tmp_path) -> None:
     lock, held, most = threading.Lock(), 0, 0
 
     def let_go() -> None:
@@ -99,7 +98,7 @@ def test_no_more_samples_are_held_than_there_are_workers(tmp_path: Path) -> None
     assert most <= 6, "TensorStore lets go of what it wrote a moment after it says so"
 
 
-def test_a_failure_names_the_sample_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+def test_a_failure_names_the_sample_and_leaves_nothing_that_looks_whole(tmp_path) -> None:
     def fail(index: int) -> dict[str, np.ndarray]:
         if index == 3:
             raise OSError("the tape is torn")
@@ -116,7 +115,7 @@ def test_a_failure_names_the_sample_and_leaves_nothing_that_looks_whole(tmp_path
     assert write_small(tmp_path / "data", overwrite=True).num_samples == 5
 
 
-def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path: Path) -> None:
+def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path) -> None:
     root = tmp_path / "data"
     write_small(root, 5)
     with pytest.raises(UsageError, match="exists; use --overwrite"):
@@ -142,7 +141,7 @@ def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path: Path) ->
         write_small(tmp_path / "file" / "data")
 
 
-def test_overwrite_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
+def test_overwrite_follows_no_path_out_of_the_folder(tmp_path) -> None:
     (tmp_path / "victim").mkdir()
     root = tmp_path / "data"
     root.mkdir()
@@ -160,7 +159,7 @@ def test_overwrite_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
     assert not (root / "link.zarr").is_symlink()
 
 
-def test_a_data_set_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
+def test_a_data_set_larger_than_the_disk_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"are .* PiB before compression and .* free; lower"):
         dataset.write_dataset(tmp_path / "data", SMALL, range(10**14), small_sample, **PLAIN)
     with pytest.raises(UsageError, match=r"scenes are .* PiB before compression and .* free"):
@@ -184,7 +183,7 @@ def test_a_data_set_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_whole_is_not_opened(
-    harm: str | dict[str, Any], sentence: str, small: Packed, tmp_path: Path
+    harm: str | dict[str, Any], sentence: str, small: Packed, tmp_path
 ) -> None:
     """Without a file, or with something else in its document."""
     root = shutil.copytree(small.root, tmp_path / "data")
@@ -248,7 +247,7 @@ def test_the_audit_goes_by_the_bytes(
     assert delivery.right == (delivery == Delivery(0, 0, 0))
 
 
-def test_samples_that_are_alike_stand_for_themselves(tmp_path: Path) -> None:
+def test_samples_that_are_alike_stand_for_themselves(tmp_path) -> None:
     """As of a land mask, or of a world at rest: their checksums are one."""
     packed = dataset.write_dataset(
         tmp_path / "data", SMALL, range(4), lambda index: small_sample(index // 2), **PLAIN

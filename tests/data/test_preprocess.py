@@ -44,7 +44,7 @@ def test_what_is_done_is_not_done_again(data: Path, chipped: Path, capsys) -> No
 
 
 @pytest.mark.slow
-def test_results_do_not_depend_on_workers(data: Path, chipped: Path, tmp_path: Path) -> None:
+def test_results_do_not_depend_on_workers(data: Path, chipped: Path, tmp_path) -> None:
     words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
     words[words.index("--num_workers") + 1] = "1"
     assert main(words) == 0
@@ -56,7 +56,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_path) -> None:
     out = tmp_path / "out"
     words = words_of(data, out, "--overlap", str(OVERLAP))
     run = started(tmp_path, words)
@@ -70,7 +70,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_raster_that_changed_is_cut_again_only_when_told(
-    data: Path, chipped: Path, tmp_path: Path, capsys
+    data: Path, chipped: Path, tmp_path, capsys
 ) -> None:
     for made, folder in ((data, "d"), (chipped, "c")):
         shutil.copytree(made, tmp_path / folder)
@@ -94,7 +94,7 @@ def test_a_raster_that_changed_is_cut_again_only_when_told(
 
 @pytest.mark.slow
 def test_rows_of_one_scene_leave_the_others_done(
-    data: Path, chipped: Path, tmp_path: Path, capsys
+    data: Path, chipped: Path, tmp_path, capsys
 ) -> None:
     """A scene is its own labels, wherever in the file they stand."""
     shutil.copytree(chipped, tmp_path / "c")
@@ -125,7 +125,7 @@ def drop_labels(data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted(
-    data: Path, tmp_path: Path, capsys
+    data: Path, tmp_path, capsys
 ) -> None:
     import rasterio
 
@@ -160,7 +160,7 @@ def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted
 
 
 @pytest.mark.slow
-def test_values_that_16_bits_do_not_hold_are_refused(data: Path, tmp_path: Path, capsys) -> None:
+def test_values_that_16_bits_do_not_hold_are_refused(data: Path, tmp_path, capsys) -> None:
     import rasterio
 
     shutil.copytree(data, tmp_path / "d")
@@ -214,7 +214,7 @@ def nothing_valid(data: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(
-    damage: Callable[[Path], None], sentence: str, data: Path, tmp_path: Path, capsys
+    damage: Callable[[Path], None], sentence: str, data: Path, tmp_path, capsys
 ) -> None:
     shutil.copytree(data, tmp_path / "d")
     damage(tmp_path / "d")
@@ -233,7 +233,7 @@ BENCHMARK = ROOT / "benchmarks" / "preprocess.py"
 
 
 @pytest.mark.slow
-def test_quick_benchmark_measures_every_contender(tmp_path: Path, monkeypatch) -> None:
+def test_quick_benchmark_measures_every_contender(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     readme = BENCHMARK.with_name("README.md").read_text()
     command = [sys.executable, str(BENCHMARK), "--quick", "--results", str(tmp_path)]
@@ -253,7 +253,7 @@ def test_chips_go_to_no_place_that_cannot_be_written(data: Path, capsys) -> None
     assert "--output-dir /proc/chips: /proc may not be written to" in capsys.readouterr().err
 
 
-def test_a_users_folder_of_a_scenes_name_is_left_alone(data: Path, tmp_path: Path, capsys) -> None:
+def test_a_users_folder_of_a_scenes_name_is_left_alone(data: Path, tmp_path, capsys) -> None:
     name = min(scene_folders(data, "train"))
     mine = tmp_path / "c" / "train" / name / "chips.zarr" / "mine"
     mine.parent.mkdir(parents=True)

@@ -36,7 +36,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_scene_that_fails_is_named_and_the_others_are_kept(
-    data: Path, chipped: Path, tmp_path: Path, capsys
+    data: Path, chipped: Path, tmp_path, capsys
 ) -> None:
     copy, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(data, copy)
@@ -63,7 +63,7 @@ def test_a_scene_that_fails_is_named_and_the_others_are_kept(
 
 @pytest.mark.slow
 def test_a_client_that_is_killed_is_taken_over_by_another(
-    data: Path, chipped: Path, tmp_path: Path
+    data: Path, chipped: Path, tmp_path
 ) -> None:
     words = words_of(data, tmp_path / "out", "--overlap", str(OVERLAP), "--cluster", "local:2")
     client = started(tmp_path, words)
@@ -76,7 +76,7 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
     assert everything(tmp_path / "out") == everything(chipped)
 
 
-def test_a_worker_that_was_taken_for_dead_spoils_nothing(data: Path, tmp_path: Path) -> None:
+def test_a_worker_that_was_taken_for_dead_spoils_nothing(data: Path, tmp_path) -> None:
     """It cuts on while another has cut the scene and moved it into place."""
     name, folder = min(scene_folders(data, "train").items())
     labels = read_labels(data / "labels" / "train.csv")[name]

@@ -102,7 +102,7 @@ VALUES: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("missing", VALUES)
-def test_what_a_file_says_of_its_values_holds(missing: str, tmp_path: Path) -> None:
+def test_what_a_file_says_of_its_values_holds(missing: str, tmp_path) -> None:
     value, profile = VALUES[missing]
     values = radar()
     values[HOLE] = value
@@ -115,7 +115,7 @@ def test_what_a_file_says_of_its_values_holds(missing: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("nodata", [-32768.0, None])
 @pytest.mark.parametrize("profile", [{"dtype": "float32"}, HALVES])
 def test_pieces_that_are_left_out_are_no_data(
-    profile: dict[str, Any], nodata: float | None, tmp_path: Path
+    profile: dict[str, Any], nodata: float | None, tmp_path
 ) -> None:
     """SPARSE_OK: the file is whole. Without a no-data value they are 0, as GDAL has it."""
     values = radar()
@@ -185,7 +185,7 @@ PLACES: dict[str, tuple[str, Affine | float]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_coarse_raster_lies_where_it_says(place: str, tmp_path: Path) -> None:
+def test_a_coarse_raster_lies_where_it_says(place: str, tmp_path) -> None:
     """Warped by rasterio straight to the radar's grid, the raster is the same."""
     crs, at = PLACES[place]
     if not isinstance(at, Affine):
@@ -283,7 +283,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("change", "sentence"), REFUSED)
 def test_what_cannot_be_right_is_refused_by_name(
-    change: Callable[[Path], object], sentence: str, tmp_path: Path
+    change: Callable[[Path], object], sentence: str, tmp_path
 ) -> None:
     for name in ("vh", "vv"):
         tif(tmp_path / CHANNELS[name].file, radar())
@@ -306,7 +306,7 @@ def test_what_cannot_be_right_is_refused_by_name(
     ],
 )
 def test_what_a_user_should_know_of_a_place_is_noted(
-    place: Affine, crs: str | None, note: str, tmp_path: Path
+    place: Affine, crs: str | None, note: str, tmp_path
 ) -> None:
     tif(tmp_path / VH, radar(), place, crs)
     with Scene(tmp_path, ("vh",)) as scene:
@@ -321,7 +321,7 @@ RPC_LISTS = [f"{of}_{what}_coeff" for of in ("line", "samp") for what in ("num",
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
 @pytest.mark.parametrize("by", ["points", "rpcs"])
-def test_points_and_alpha_are_named(by: str, tmp_path: Path) -> None:
+def test_points_and_alpha_are_named(by: str, tmp_path) -> None:
     place = str(tmp_path / "in.tif")
     profile = {"driver": "GTiff", "width": 8, "height": 4, "count": 2, "dtype": "uint8"}
     profile["ALPHA"] = "YES"

@@ -86,7 +86,7 @@ class TestS3:
 
 
 class TestHttp:
-    def test_a_web_server_is_read_and_never_written(self, tmp_path: Path) -> None:
+    def test_a_web_server_is_read_and_never_written(self, tmp_path) -> None:
         path = build_ome_zarr_05(tmp_path)
         with served(tmp_path) as url:
             source = open_source(f"{url}/{path.name}")
@@ -95,7 +95,7 @@ class TestHttp:
             with pytest.raises(UsageError, match="cannot be written over HTTP"):
                 open_out(f"{url}/out.zarr")
 
-    def test_a_signature_stays_behind_the_path(self, tmp_path: Path) -> None:
+    def test_a_signature_stays_behind_the_path(self, tmp_path) -> None:
         """The server refuses requests without it, and what a run keeps of its input lacks it."""
         path, query = build_ome_zarr_05(tmp_path), "?part=2&sig=s1gnature"
 
@@ -115,7 +115,7 @@ class TestHttp:
             kept = kvstore.address(open_kvstore(kvstore_of(f"{url}{query}"), "").spec())
             assert "part=2" in kept and "s1gnature" not in kept
 
-    def test_a_server_that_denies_what_it_lacks_is_read(self, tmp_path: Path) -> None:
+    def test_a_server_that_denies_what_it_lacks_is_read(self, tmp_path) -> None:
         """As a bucket does that may be read and not listed."""
         write("zarr", tmp_path / "a.zarr", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
 

@@ -191,7 +191,7 @@ def coarse_scene(folder: Path, name: str, values: np.ndarray, size: tuple[int, i
             out.write(array.astype(np.float32), 1)
 
 
-def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path: Path) -> None:
+def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path) -> None:
     from scipy import ndimage
 
     values = np.random.default_rng(0).normal(size=(5, 6)) * 100
@@ -204,7 +204,7 @@ def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path: Path) -> 
     np.testing.assert_allclose(pixels, oracle, rtol=1e-4, atol=1e-3)
 
 
-def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path: Path) -> None:
+def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path) -> None:
     values = np.full((4, 4), 8.0)
     values[1, 2] = NODATA
     coarse_scene(tmp_path, "wind_speed", values, (200, 200))
@@ -220,7 +220,7 @@ def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path: Path) -> None:
         np.testing.assert_array_equal(scene.read("wind_speed", (0, 200), (0, 200)), pixels)
 
 
-def test_directions_go_round_and_classes_stay_classes(tmp_path: Path) -> None:
+def test_directions_go_round_and_classes_stay_classes(tmp_path) -> None:
     coarse_scene(tmp_path, "wind_direction", np.array([[350.0, 10.0]] * 2), (100, 100))
     coarse_scene(tmp_path, "mask", np.array([[0.0, 2.0]] * 2), (100, 100))
     with Scene(tmp_path, ("wind_direction", "mask")) as scene:
@@ -254,7 +254,7 @@ def test_a_damaged_raster_is_named_and_never_zeros(
     case: tuple[str, Callable[[Path], Any], str],
     tiff: str,
     written: Callable[[str], Path],
-    tmp_path: Path,
+    tmp_path,
 ) -> None:
     file, damage, sentence = case
     shutil.copytree(written(tiff), tmp_path / "s")
@@ -287,7 +287,7 @@ def write_csv(path: Path, rows: list[dict[str, str]], columns: list[str] = COLUM
     return path
 
 
-def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
+def test_labels_keep_what_is_unknown_apart(tmp_path) -> None:
     path = write_csv(
         tmp_path / "labels.csv",
         [
@@ -316,7 +316,7 @@ def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
     assert labels["0"].is_vessel.tolist() == [-1]
 
 
-def test_generate_writes_scenes_and_replaces_only_its_own(tmp_path: Path, capsys) -> None:
+def test_generate_writes_scenes_and_replaces_only_its_own(tmp_path, capsys) -> None:
     root = tmp_path / "x"
     words = ["generate", "xview3", str(root), "--scenes", "2", "--size", "80", "90",
              "--objects", "2", "--seed", "3"]  # fmt: skip
@@ -350,7 +350,7 @@ def test_generate_writes_scenes_and_replaces_only_its_own(tmp_path: Path, capsys
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_2(
-    words: str, sentence: str, tmp_path: Path, capsys
+    words: str, sentence: str, tmp_path, capsys
 ) -> None:
     assert main(["generate", "xview3", str(tmp_path / "x"), *words.split()]) == 2
     err = capsys.readouterr().err

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -86,7 +85,7 @@ def test_napari(image: str) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_neuroglancer_in_a_browser(image: str, tmp_path: Path) -> None:
+def test_neuroglancer_in_a_browser(image: str, tmp_path) -> None:
     """Its page reads what `view --serve` serves, by the state of the link, and draws it."""
     neuroglancer = pytest.importorskip("neuroglancer")
     viewer = neuroglancer.Viewer()

@@ -76,7 +76,7 @@ def write_distinct(root: Path, shape: tuple[int, int, int], **settings: Any) -> 
     ],
 )
 def test_a_volume_is_written_whole_however_it_is_cut(
-    shape: tuple[int, int, int], settings: dict[str, Any], tmp_path: Path, monkeypatch
+    shape: tuple[int, int, int], settings: dict[str, Any], tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(volumes, "PIECE", 16)  # many pieces, along each axis
     expected = distinct(Box((0, 0, 0), shape), shape)
@@ -84,9 +84,7 @@ def test_a_volume_is_written_whole_however_it_is_cut(
 
 
 @pytest.mark.slow
-def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(volumes, "PIECE", 32)
     shape, chunks = (64, 256, 256), (32, 32, 32)
     settings: dict[str, Any] = {
@@ -102,7 +100,7 @@ def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(
     assert peak_of(lambda: write("v.zarr", shape)) < bound
 
 
-def test_a_piece_that_fails_is_named_and_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_a_piece_that_fails_is_named_and_what_is_not_ours_is_left_alone(tmp_path) -> None:
     root = tmp_path / "v.zarr"
 
     def fail(box: Box) -> np.ndarray:

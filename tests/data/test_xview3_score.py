@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ def test_strict_is_the_official_script_to_the_last_digits(name: str) -> None:
 
 
 @needs_oracle
-def test_the_command_writes_the_official_keys(tmp_path: Path, capsys) -> None:
+def test_the_command_writes_the_official_keys(tmp_path, capsys) -> None:
     out = tmp_path / "scores.json"
     files = f"--inference_file {ORACLE}/pred.csv --label-file {ORACLE}/gt.csv --shore_root {ORACLE}"
     flags = "--distance_tolerance 200 --shore_tolerance 2 --drop_low_detect --costly_dist"

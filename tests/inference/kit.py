@@ -1,6 +1,5 @@
 """What several test files of this folder share: small inputs, nets, jobs and plans."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def conv(channels: int = 1, seed: int = 0) -> nn.Module:
     )
 
 
-def job(tmp_path: Path, **knobs: Any) -> Job:
+def job(tmp_path, **knobs: Any) -> Job:
     """27 blocks, of 64 patches."""
     config = {"in_spec": arange((24, 24, 24)), "out_spec": np.zeros((24, 24, 24), "uint16"),
               "model_type": "identity", "patch": 8, "overlap": 2, "devices": "cpu", "batch": 4,

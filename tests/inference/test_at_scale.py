@@ -59,7 +59,7 @@ def test_without_a_rate_there_is_no_time() -> None:
     assert line[0] == "time" and "not known; --rate" in line[1]
 
 
-def test_the_rate_of_a_run_is_that_of_a_worker_of_the_middle(tmp_path: Path) -> None:
+def test_the_rate_of_a_run_is_that_of_a_worker_of_the_middle(tmp_path) -> None:
     plan = planned()
     shares = [{"voxels": 100, "seconds": each} for each in (1, 2, 50)]
     summary: dict[str, Any] = {"workers": [*shares, {"voxels": 0, "seconds": 9}]}
@@ -72,7 +72,7 @@ def test_the_rate_of_a_run_is_that_of_a_worker_of_the_middle(tmp_path: Path) -> 
     assert measured_rate(tmp_path, plan) == (50, None)
 
 
-def test_a_folder_without_a_rate_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_rate_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match="neither a number of voxels per second nor the folder"):
         measured_rate(tmp_path, planned())
     Path(tmp_path, "summary.json").write_text('{"voxels": 0, "seconds": 1}')

@@ -43,7 +43,7 @@ VOLUME = np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32")
 
 
 @pytest.fixture(autouse=True)
-def _volume(tmp_path: Path, monkeypatch) -> None:
+def _volume(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", VOLUME)
 
@@ -180,7 +180,7 @@ def test_the_summary_says_how_evenly_processes_worked() -> None:
     assert "Workers: 3, 0.80 to 1.00 Mvox/s each while at work" in merged(speeds, 10.0, 9).lines()
 
 
-def test_the_voxels_of_blocks_are_those_of_their_boxes(tmp_path: Path) -> None:
+def test_the_voxels_of_blocks_are_those_of_their_boxes(tmp_path) -> None:
     made = opened(tmp_path / "out.zarr", (21, 30, 37), block=8, chunks=8).plan
     keys = {(0, *index) for index in indices(made.geometry.blocks.cells)}
     assert voxels_of(made, BlockSet(keys)) == made.voxels == 21 * 30 * 37
@@ -229,9 +229,7 @@ def test_a_log_names_what_was_written_and_lost() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "seam"), paired(["zarr", "n5"], ["trim", "blend"]))
-def test_the_checks_of_a_run_are_those_of_what_it_stored(
-    suffix: str, seam: str, tmp_path: Path
-) -> None:
+def test_the_checks_of_a_run_are_those_of_what_it_stored(suffix: str, seam: str, tmp_path) -> None:
     data, out = arange((20, 20, 20)), tmp_path / f"out.{suffix}"
     data[:10] = 0
     knobs: dict[str, Any] = {**SMALL, "block": 10, "chunks": (5, 10, 10), "normalize": "none"}
@@ -248,7 +246,7 @@ def test_the_checks_of_a_run_are_those_of_what_it_stored(
     assert summary.stages["checksum"].count == summary.stages["note"].count == 8
 
 
-def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None:
+def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path) -> None:
     log, other = tmp_path / "done.log", tmp_path / "done-b.log"
     one, two, three = ((0, 0, 0, number) for number in (1, 2, 3))
     log.write_text(line_of(one) + "0 0 0")
@@ -264,7 +262,7 @@ def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None
 BEGUN = '{"settings": {}, "fingerprint": {}, "maker": {"checksum": "xxh3_64"}}'
 
 
-def test_a_run_begun_anew_reads_its_logs_from_their_begin(tmp_path: Path) -> None:
+def test_a_run_begun_anew_reads_its_logs_from_their_begin(tmp_path) -> None:
     (tmp_path / "run.json").write_text(BEGUN)
     (tmp_path / "done-b.log").write_text(lost_line(BLOCK) * 100)
     journal = Journal.open(tmp_path, {}, resume=True)
@@ -297,7 +295,7 @@ def test_it_is_a_set(first: list[Key], second: list[Key], third: list[Key]) -> N
         assert blocks.count(volume, box) == len(inside)
 
 
-def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path: Path) -> None:
+def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path) -> None:
     a, b, c = ((0, 0, 0, number) for number in range(3))
     logs = {
         "done.log": [line_of(a), line_of(b), line_of(c), lost_line(b), lost_line(c)],
@@ -309,7 +307,7 @@ def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path: Path) -> None:
+def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path) -> None:
     """A petabyte has rows as long, and a hundred million blocks. What one reading of a log leaves
     behind, whatever its size, is there before memory is counted."""
     plan = make_plan(config(parts=40), facts((1_500, 1_500, 54_000)), SEED)

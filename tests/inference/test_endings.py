@@ -76,7 +76,7 @@ def ended(process: BaseProcess, folder: Path) -> str:
 
 
 def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
-    tmp_path: Path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys
 ) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, side=48)
     with monkeypatch.context() as patch:
@@ -99,7 +99,7 @@ def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
     assert not (tmp_path / "out.zarr.penstock/ended.json").exists()
 
 
-def test_what_takes_longer_than_the_grace_is_left(tmp_path: Path, monkeypatch) -> None:
+def test_what_takes_longer_than_the_grace_is_left(tmp_path, monkeypatch) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, "--grace", "soon")
     assert main(command) == 2  # no such time
     monkeypatch.setenv("NAP", "0.3")
@@ -111,7 +111,7 @@ def test_what_takes_longer_than_the_grace_is_left(tmp_path: Path, monkeypatch) -
     )
 
 
-def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
+def test_a_request_before_the_first_block_reads_none(tmp_path) -> None:
     started_job, request = job(tmp_path, normalize="global"), ending.EndRequest()
     request.ask("SIGTERM")
     with pytest.raises(Incomplete, match=r"SIGTERM ended the job; run again with --resume$"):
@@ -119,7 +119,7 @@ def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
     assert infer.run_job(job(tmp_path, normalize="global")).blocks_written == 27
 
 
-def test_a_request_after_the_last_block_ends_nothing(tmp_path: Path) -> None:
+def test_a_request_after_the_last_block_ends_nothing(tmp_path) -> None:
     request = ending.EndRequest()
 
     def ask(progress: penstock.Progress) -> None:
@@ -130,7 +130,7 @@ def test_a_request_after_the_last_block_ends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: Path) -> None:
+def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path) -> None:
     stuck, folder = tmp_path / "stuck", tmp_path / "out.zarr.penstock"
     stuck.touch()
     volume = distinct(32)
@@ -152,7 +152,7 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     assert not (folder / "stacks.txt").exists()
 
 
-def test_progress_within_a_block_is_no_stall(tmp_path: Path, monkeypatch) -> None:
+def test_progress_within_a_block_is_no_stall(tmp_path, monkeypatch) -> None:
     """A block of many batches takes longer than the watchdog waits; no batch does."""
     now, dogs = [0.0], list["Watchdog"]()
 
@@ -180,7 +180,7 @@ def test_progress_within_a_block_is_no_stall(tmp_path: Path, monkeypatch) -> Non
         infer.run_job(job(tmp_path, stall_timeout=1, batch=1, overwrite=True))
 
 
-def test_a_stall_names_the_oldest_work(tmp_path: Path) -> None:
+def test_a_stall_names_the_oldest_work(tmp_path) -> None:
     now = [0.0]
     dog = Watchdog(10, None, lambda: now[0])
     with dog.working("forward", "brick 3"):
@@ -209,7 +209,7 @@ def said(capsys, *words: object) -> tuple[int, str]:
     return code, printed.out or printed.err
 
 
-def test_a_run_is_at_work_then_killed_then_done(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_run_is_at_work_then_killed_then_done(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW))
     with monkeypatch.context() as patch:
@@ -256,7 +256,7 @@ def _done(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def folder(_done: Path, tmp_path: Path) -> Path:
+def folder(_done: Path, tmp_path) -> Path:
     return shutil.copytree(_done, tmp_path / "run")
 
 
@@ -293,7 +293,7 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
-    tmp_path: Path, capsys, monkeypatch
+    tmp_path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = words(tmp_path, "identity")
@@ -314,7 +314,7 @@ def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
 
 @pytest.mark.slow
 def test_the_folder_of_a_remote_output_is_where_the_job_began(
-    s3_endpoint: str, tmp_path: Path, capsys,
+    s3_endpoint: str, tmp_path, capsys,
     monkeypatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
@@ -324,7 +324,7 @@ def test_the_folder_of_a_remote_output_is_where_the_job_began(
     assert said(capsys, out)[1].startswith("done: 1 of 1 blocks")
 
 
-def test_a_run_whose_store_is_away_says_for_how_long(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_run_whose_store_is_away_says_for_how_long(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(retries, "LONGEST_S", 0.05)
     write, lines = MemorySink.write, list[str]()
 
@@ -347,7 +347,7 @@ def test_a_run_whose_store_is_away_says_for_how_long(tmp_path: Path, capsys, mon
 
 @pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"]])
 def test_what_is_no_run_is_refused(
-    words: list[str], tmp_path: Path, capsys,
+    words: list[str], tmp_path, capsys,
     monkeypatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)

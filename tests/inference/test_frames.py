@@ -47,7 +47,7 @@ def movie(tmp_path_factory) -> tuple[Path, Any]:
 )
 def test_an_output_has_the_frame_of_what_was_selected(
     times: list[int], channels: list[int], translation: Any, scale: Any, shards: Any,
-    movie: tuple[Path, Any], tmp_path: Path,
+    movie: tuple[Path, Any], tmp_path,
 ) -> None:  # fmt: skip
     path, data = movie
     out = tmp_path / "out.zarr"
@@ -69,7 +69,7 @@ def test_an_output_has_the_frame_of_what_was_selected(
         assert getattr(penstock.open_source(again), what) == getattr(source, what)
 
 
-def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path: Path) -> None:
+def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path) -> None:
     notes = penstock.plan_inference(
         movie[0], tmp_path / "out.zarr", t=["0", "1", "3"], **KNOBS
     ).facts.notes
@@ -83,7 +83,7 @@ def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path: Pat
     mainly([("intensity", True, 0.0), ("scores", True, None), ("merged", False, None)], 1, 2),
 )
 def test_channels_of_another_making_do_not_take_names(
-    kind: str, named: bool, window: Any, movie: tuple[Path, Any], tmp_path: Path
+    kind: str, named: bool, window: Any, movie: tuple[Path, Any], tmp_path
 ) -> None:
     """Scores have the name of the channel that they were made of, and no window of intensities."""
     merged = kind == "merged"
@@ -113,7 +113,7 @@ class Mixed(nn.Module):
     ("patch", "interleave"), mainly([((8, 8), "pixel"), ((1, 8, 8), "band")], 0), ids=["2-D", "3-D"]
 )
 def test_bands_are_channels_of_one_picture(
-    patch: tuple[int, ...], interleave: str, tmp_path: Path
+    patch: tuple[int, ...], interleave: str, tmp_path
 ) -> None:
     rasterio = pytest.importorskip("rasterio")
     data = np.arange(3 * 12 * 14, dtype="f4").reshape(3, 12, 14)

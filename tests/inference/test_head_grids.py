@@ -1,7 +1,6 @@
 """Networks that change the number of voxels by a constant factor."""
 
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def _small_bricks(monkeypatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seam", mainly(["trim", "blend"], 0))
 def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
-    tmp_path: Path, seam: str
+    tmp_path, seam: str
 ) -> None:
     array, outs = volume(), [str(tmp_path / "coarse.ome.zarr"), str(tmp_path / "same.ome.zarr")]
     knobs = KNOBS | {"model": Pooled(1, 4, 2), "patch": 16, "seam_mode": seam, "chunks": (8, 4, 8)}
@@ -84,7 +83,7 @@ def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
 
 
 @pytest.mark.slow
-def test_super_resolution_has_finer_voxels_in_2d_and_3d(tmp_path: Path) -> None:
+def test_super_resolution_has_finer_voxels_in_2d_and_3d(tmp_path) -> None:
     array, out = volume((9, 22, 19)), str(tmp_path / "out.ome.zarr")
     knobs = KNOBS | {"model": Finer(), "chunks": 8}
     penstock.run_inference(array, out, **knobs, patch=16, overlap=5, in_voxel_size="3 1 1 um")
@@ -100,7 +99,7 @@ def test_super_resolution_has_finer_voxels_in_2d_and_3d(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_grids_goes_on_and_is_verified(tmp_path: Path) -> None:
+def test_a_run_of_two_grids_goes_on_and_is_verified(tmp_path) -> None:
     net = tmp_path / "net.py"
     net.write_text(
         "import torch\n"

@@ -6,7 +6,6 @@ never pass through a float. A numpy oracle cuts the volume anew.
 
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ def noise(shape: tuple[int, ...] = SHAPE, dtype: str = "uint16") -> Array:
     return np.random.default_rng(0).integers(0, 4000, shape).astype(dtype)
 
 
-def into_zarr(source: Array, net: Any, tmp_path: Path, **knobs: Any) -> Array:
+def into_zarr(source: Array, net: Any, tmp_path, **knobs: Any) -> Array:
     """Infer into a new output, whose dtype is ours to choose."""
     out = tmp_path / "out.zarr"
     penstock.run_inference(source, out, model=net, **(CPU | knobs))
@@ -64,7 +63,7 @@ def into_zarr(source: Array, net: Any, tmp_path: Path, **knobs: Any) -> Array:
     ("made", "dtype", "label"), [("bool", "uint8", 1), ("uint64", "uint64", 2**62 + 1)]
 )
 def test_an_output_of_labels_has_the_dtype_of_the_net(
-    made: str, dtype: str, label: int, tmp_path: Path
+    made: str, dtype: str, label: int, tmp_path
 ) -> None:
     net = Net(lambda x: ((x > 2000).long() * label).to(getattr(torch, made)))
     out = into_zarr(noise(), net, tmp_path, normalize="none")
@@ -73,7 +72,7 @@ def test_an_output_of_labels_has_the_dtype_of_the_net(
 
 
 def test_a_label_that_does_not_fit_stops_the_job_and_the_dtype_that_is_named_holds_it(
-    tmp_path: Path,
+    tmp_path,
 ) -> None:
     net = Net(lambda x: 300 * (x > 2000).long())
     with pytest.raises(StageError, match=r"from 0 to 300, which uint8 .*`out_dtype` 'uint16'"):
@@ -83,7 +82,7 @@ def test_a_label_that_does_not_fit_stops_the_job_and_the_dtype_that_is_named_hol
     assert (out == (noise() > 2000) * 300).all()
 
 
-def test_labels_that_come_as_floats_must_be_whole(tmp_path: Path) -> None:
+def test_labels_that_come_as_floats_must_be_whole(tmp_path) -> None:
     whole = Net(lambda x: 3 * (x > 2000).float())
     out = into_zarr(noise(), whole, tmp_path, normalize="none", head_kind="labels")
     assert out.dtype == np.int32
@@ -92,7 +91,7 @@ def test_labels_that_come_as_floats_must_be_whole(tmp_path: Path) -> None:
         run(noise(), Net(lambda x: x / 3), normalize="none", head_kind="labels", patch=8, overlap=2)
 
 
-def test_scores_are_floats_and_never_denormalised(tmp_path: Path) -> None:
+def test_scores_are_floats_and_never_denormalised(tmp_path) -> None:
     data = noise()
     net = Net(lambda x: torch.sigmoid(4 * x - 2))
     out = into_zarr(data, net, tmp_path, normalize="global", head_kind="scores", seam_mode="blend")
@@ -112,7 +111,7 @@ def softmax(x: Tensor) -> Tensor:
      (lambda x: torch.cat([1 - x, x], 1), "sums to 1 over its 2 channels")],
 )  # fmt: skip
 def test_what_looks_like_probabilities_is_refused(
-    net: Callable[[Tensor], Tensor], said: str, tmp_path: Path
+    net: Callable[[Tensor], Tensor], said: str, tmp_path
 ) -> None:
     out = tmp_path / "out.zarr"
     with pytest.raises(UsageError, match=f"{said}.*`head_kind` scores") as refused:
@@ -192,7 +191,7 @@ def test_a_kind_that_cannot_be_is_refused(said: Any, message: str) -> None:
         lines(Net(two), out_spec=OUTS, head_kind=said, normalize="none")
 
 
-def test_a_run_of_another_kind_is_another_run(tmp_path: Path) -> None:
+def test_a_run_of_another_kind_is_another_run(tmp_path) -> None:
     data, out, net = noise(), tmp_path / "out.zarr", Net(lambda x: (x > 2000).to(torch.int32))
     knobs: dict[str, Any] = {"model": net, "normalize": "none", "out_dtype": "int32", **CPU}
     penstock.run_inference(data, out, **knobs)

@@ -35,7 +35,7 @@ def infer(out: Path, model: Any = "identity", data: Any = DATA, **knobs: Any) ->
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path) -> Path:
     """A model whose parts are in files beside it, found by each way in which files are imported."""
     (tmp_path / "parts").mkdir()
     (tmp_path / "net.py").write_text(
@@ -159,7 +159,7 @@ def test_from_wherever_it_is_said_a_file_is_the_same_model_until_a_part_changes(
         infer(Path("../out.zarr"), "../unused.py:net", resume=True)
 
 
-def test_an_array_is_known_by_its_content(tmp_path: Path) -> None:
+def test_an_array_is_known_by_its_content(tmp_path) -> None:
     out, data = tmp_path / "out.zarr", DATA.copy()
     infer(out, data=data)
     assert infer(out, data=DATA.copy(), resume=True).blocks_written == 0
@@ -187,7 +187,7 @@ def test_an_array_of_any_rank_is_hashed_by_planes() -> None:
         hashed.clear()
 
 
-def test_an_array_too_large_to_compare_is_not_resumed(tmp_path: Path, monkeypatch) -> None:
+def test_an_array_too_large_to_compare_is_not_resumed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(identity, "CONTENT_BYTES", DATA.nbytes - 1)
     infer(tmp_path / "out.zarr")
     with pytest.raises(
@@ -196,7 +196,7 @@ def test_an_array_too_large_to_compare_is_not_resumed(tmp_path: Path, monkeypatc
         infer(tmp_path / "out.zarr", resume=True)
 
 
-def test_a_changed_line_of_the_code_is_another_maker(tmp_path: Path, monkeypatch) -> None:
+def test_a_changed_line_of_the_code_is_another_maker(tmp_path, monkeypatch) -> None:
     """In a copy of the package, for the hash is made of the files."""
     digest = identity.code_of_voxels.__wrapped__
     before = digest()
@@ -215,7 +215,7 @@ def test_a_changed_line_of_the_code_is_another_maker(tmp_path: Path, monkeypatch
         assert before != other
 
 
-def test_another_maker_does_not_go_on(tmp_path: Path) -> None:
+def test_another_maker_does_not_go_on(tmp_path) -> None:
     out, noted = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock" / "run.json"
     infer(out)
     content = json.loads(noted.read_text())
@@ -233,7 +233,7 @@ def test_another_maker_does_not_go_on(tmp_path: Path) -> None:
     ),
 )
 def test_a_run_goes_on_with_the_threads_that_it_began_with(
-    goes_on: dict[str, Any], folder: str | None, tmp_path: Path
+    goes_on: dict[str, Any], folder: str | None, tmp_path
 ) -> None:
     """As every process of a job must, for it to write the same bits."""
     source, out = tmp_path / "in.npy", tmp_path / "out.zarr"

@@ -61,7 +61,7 @@ def check_same(folder: Path, capsys) -> None:
     assert not left
 
 
-def test_parts_write_what_one_process_writes(tmp_path: Path, capsys) -> None:
+def test_parts_write_what_one_process_writes(tmp_path, capsys) -> None:
     mask = made(tmp_path, 8)
     assert main(words_of(tmp_path, "one")) == 0
     labels = open_source(str(tmp_path / "one" / "out.zarr"))
@@ -101,7 +101,7 @@ def test_parts_write_what_one_process_writes(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys) -> None:
+def test_twenty_kills_and_two_at_once(tmp_path, capsys) -> None:
     made(tmp_path, 20)
     assert main(words_of(tmp_path, "one")) == 0
     rng, kills = np.random.default_rng(1), 0
@@ -129,7 +129,7 @@ def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_workers_of_dask_write_what_one_process_writes(tmp_path: Path, capsys) -> None:
+def test_workers_of_dask_write_what_one_process_writes(tmp_path, capsys) -> None:
     pytest.importorskip("distributed")
     made(tmp_path, 20)
     assert main(words_of(tmp_path, "one")) == 0
@@ -139,7 +139,7 @@ def test_workers_of_dask_write_what_one_process_writes(tmp_path: Path, capsys) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("infers", [False, True])
-def test_a_client_of_dask_that_is_killed_is_resumed(tmp_path: Path, capsys, infers: bool) -> None:
+def test_a_client_of_dask_that_is_killed_is_resumed(tmp_path, capsys, infers: bool) -> None:
     pytest.importorskip("distributed")
     made(tmp_path, 20)
     np.save(tmp_path / "in.npy", np.load(tmp_path / "in.npy").astype(np.float32))
@@ -177,7 +177,7 @@ def test_a_client_of_dask_that_is_killed_is_resumed(tmp_path: Path, capsys, infe
     check_same(tmp_path, capsys)
 
 
-def test_work_is_handed_on_without_what_is_open(tmp_path: Path) -> None:
+def test_work_is_handed_on_without_what_is_open(tmp_path) -> None:
     np.save(tmp_path / "mask.npy", np.ones((4, 5, 6), bool))
     config = LabelConfig(
         in_spec=str(tmp_path / "mask.npy"), out_spec=str(tmp_path / "out.zarr"),

@@ -9,7 +9,6 @@ import json
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -289,7 +288,7 @@ def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
 
 
 def test_a_trace_shows_copies_beside_what_is_computed(
-    gpu: dict[str, Stream], one_thread: None, tmp_path: Path
+    gpu: dict[str, Stream], one_thread: None, tmp_path
 ) -> None:
     """Each by events of the stream that it runs on, and on a track of its own. The clock of the
     host, on which nothing lasts here, times none of them."""

@@ -68,7 +68,7 @@ HEAD = {"kind": "scores", "target": "mask", "loss": "bce", "returns": "logits"}
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Path:
+def training(tmp_path) -> Path:
     """The folder of a training, with only what `infer` reads."""
     torch.save(Shift().state_dict(), tmp_path / "best_model.pth")
     record(tmp_path, {"scaling": {"lower": 100.0, "scale": 400.0}, "heads": {"out": HEAD}})
@@ -155,7 +155,7 @@ def test_weights_beside_a_stranger_s_file_are_theirs(training: Path) -> None:
         result(weights=training / "best_model.pth")
 
 
-def test_each_command_that_a_refusal_prints_works(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_each_command_that_a_refusal_prints_works(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("ramp.npy", RAMP)
     Path("net.py").write_text(

@@ -35,7 +35,7 @@ BLOCKS = "--block 8 160 24".split()
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch) -> None:
+def here(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_a_large_geotiff_has_64_bit_offsets(monkeypatch) -> None:
     assert pytest.importorskip("rio_cogeo").cog_validate("out.tif", strict=True)[0]
 
 
-def test_a_damaged_tile_of_a_scratch(tmp_path: Path) -> None:
+def test_a_damaged_tile_of_a_scratch(tmp_path) -> None:
     tiles = RasterTiles(tmp_path, (1, 20, 30), np.dtype("uint16"))
     tiles.write(Box((0,) * 3, (1, 20, 30)), SCENE[:1, :20, :30], None)
     pack = tmp_path / "0" / "0.0.0.1.20.30"

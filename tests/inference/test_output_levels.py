@@ -30,7 +30,7 @@ WORDS += ["--head-kind", "intensity"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch) -> None:
+def here(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", VOLUME)
 

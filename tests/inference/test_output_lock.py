@@ -156,7 +156,7 @@ def names(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_by_whatever_name_it_is_one_output(tmp_path: Path) -> None:
+def test_by_whatever_name_it_is_one_output(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     with living(out, tmp_path / "first"):
         for number, name in enumerate(names(tmp_path)):
@@ -165,7 +165,7 @@ def test_by_whatever_name_it_is_one_output(tmp_path: Path) -> None:
     assert (values(out) == DATA).all()
 
 
-def test_arrays_of_one_group_are_written_side_by_side(tmp_path: Path) -> None:
+def test_arrays_of_one_group_are_written_side_by_side(tmp_path) -> None:
     metadata = {"shape": DATA.shape, "chunks": [8, 8, 8], "dtype": "<u2"}
     one, two = (
         {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{tmp_path}/group.zarr"},
@@ -184,7 +184,7 @@ def test_arrays_of_one_group_are_written_side_by_side(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "group.zarr").iterdir()} == {"1", "12"}
 
 
-def test_the_lock_of_an_n5_lies_beside_its_root(tmp_path: Path) -> None:
+def test_the_lock_of_an_n5_lies_beside_its_root(tmp_path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "attributes.json").write_text('{"n5": "4.0.0"}')
     metadata = {"dimensions": DATA.T.shape, "blockSize": [8, 8, 8], "dataType": "uint16",
@@ -198,7 +198,7 @@ def test_the_lock_of_an_n5_lies_beside_its_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
+def test_every_output_of_a_job_is_locked(tmp_path) -> None:
     class Two(Waiting):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x), x
@@ -215,7 +215,7 @@ def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
     assert runs[0]["made_by"] == runs[1]["made_by"]
 
 
-def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path: Path) -> None:
+def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     command = ["generate", "volume", str(out), "--shape", "8", "8", "8", "--overwrite"]
     with living(out, tmp_path / "first"):
@@ -227,7 +227,7 @@ def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path
     assert locked["holder"] is None and locked["made_by"] != noted["run"]
 
 
-def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_path: Path) -> None:
+def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     with process(tmp_path, str(out)) as first:
         send(signal.SIGSTOP, first)
@@ -267,7 +267,7 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
     ),
 )
 def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
-    step: str, before: bool, tmp_path: Path, monkeypatch
+    step: str, before: bool, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("other.npy", OTHER)
@@ -286,7 +286,7 @@ def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
         assert (values("out.zarr") == OTHER).all()
 
 
-def test_an_end_that_was_interrupted_holds_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_an_end_that_was_interrupted_holds_nothing(tmp_path, monkeypatch) -> None:
     """By a second Ctrl-C, in a notebook whose process lives on."""
 
     out, change = tmp_path / "out.zarr", output_lock._LockFile.change
@@ -306,7 +306,7 @@ def test_an_end_that_was_interrupted_holds_nothing(tmp_path: Path, monkeypatch) 
     assert write(out, OTHER, overwrite=True, run_dir=tmp_path / "second").blocks_written == 2
 
 
-def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
+def test_a_lock_that_is_gone_is_said(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     write(out)
     Path(f"{out}.penstock-lock").unlink()
@@ -316,7 +316,7 @@ def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
     assert write(out, resume=True).blocks_written == 0
 
 
-def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", DATA)
     words = "infer in.npy out.zarr --model identity --head-kind intensity --run-dir run".split()
@@ -326,14 +326,14 @@ def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(tmp_path: Path, m
     assert main(words) == 0
 
 
-def test_what_a_killed_writer_left_does_no_harm_to_the_lock(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_does_no_harm_to_the_lock(tmp_path) -> None:
     """TensorStore writes over it, and leaves the end of what was longer."""
     (tmp_path / "out.zarr.penstock-lock.__lock").write_text("}" * 5000)
     write(tmp_path / "out.zarr")
     write(tmp_path / "out.zarr", overwrite=True)
 
 
-def test_what_is_no_lock_of_ours_stays(tmp_path: Path) -> None:
+def test_what_is_no_lock_of_ours_stays(tmp_path) -> None:
     lock = tmp_path / "out.zarr.penstock-lock"
     lock.write_text("mine")
     with pytest.raises(
@@ -351,7 +351,7 @@ def bucket(s3_endpoint: str, monkeypatch) -> str:
 
 @pytest.mark.slow
 def test_on_s3_a_living_job_is_seen_by_any_endpoint_and_from_another_machine(
-    bucket: str, s3_endpoint: str, tmp_path: Path, monkeypatch
+    bucket: str, s3_endpoint: str, tmp_path, monkeypatch
 ) -> None:
     """The endpoint is named by the environment, and in a spec."""
     out = f"{bucket}/out.zarr"
@@ -395,7 +395,7 @@ def heedless(s3_endpoint: str, monkeypatch) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_server_without_locks_is_found_out(heedless: str, tmp_path: Path) -> None:
+def test_a_server_without_locks_is_found_out(heedless: str, tmp_path) -> None:
     out, knobs = f"{heedless}/out.zarr", {"run_dir": tmp_path / "run"}
     with pytest.warns(RuntimeWarning, match="has no lock: its server takes every write"):
         summary = write(out, **knobs)
@@ -404,7 +404,7 @@ def test_a_server_without_locks_is_found_out(heedless: str, tmp_path: Path) -> N
         assert write(out, resume=True, **knobs).blocks_written == 0
 
 
-def test_a_lock_that_the_spec_turns_off_is_in_the_plan(tmp_path: Path) -> None:
+def test_a_lock_that_the_spec_turns_off_is_in_the_plan(tmp_path) -> None:
     metadata = {"shape": DATA.shape, "chunks": [8, 8, 8], "dtype": "<u2"}
     file = {"driver": "file", "path": f"{tmp_path}/out.zarr", "file_io_locking": {"mode": "none"}}
     spec = {"driver": "zarr", "kvstore": file, "metadata": metadata, "create": True}
@@ -414,7 +414,7 @@ def test_a_lock_that_the_spec_turns_off_is_in_the_plan(tmp_path: Path) -> None:
         write(spec)
 
 
-def test_arrays_in_memory_need_no_lock_and_mapped_ones_have_none(tmp_path: Path) -> None:
+def test_arrays_in_memory_need_no_lock_and_mapped_ones_have_none(tmp_path) -> None:
     result = np.zeros_like(OTHER)
     assert write(result).unlocked == ()
     mapped = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", OTHER.dtype, OTHER.shape)
@@ -423,7 +423,7 @@ def test_arrays_in_memory_need_no_lock_and_mapped_ones_have_none(tmp_path: Path)
     assert (result == OTHER).all() and (mapped == OTHER).all()
 
 
-def test_a_run_folder_without_locks_is_said(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_folder_without_locks_is_said(tmp_path, monkeypatch) -> None:
     def refused(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -433,7 +433,7 @@ def test_a_run_folder_without_locks_is_said(tmp_path: Path, monkeypatch) -> None
         assert len(write(out).unlocked) == 1
 
 
-def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path) -> None:
     (tmp_path / "out.zarr.penstock-lock").mkdir()
     with pytest.warns(RuntimeWarning, match=r"^[^\n]*out.zarr has no lock: [^\n]+$"):
         write(tmp_path / "out.zarr")
@@ -442,7 +442,7 @@ def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path: Path) 
 @pytest.mark.parametrize(
     "name", mainly(["summary.json", "run.json", "done.log", "notes.txt"], 1, 3)
 )
-def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / name).write_text('{"mine": 1}\n')
@@ -456,7 +456,7 @@ def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "name", mainly(["done.log", "error.txt", ".penstock-0123456789abcdef.part"], 0, 2)
 )
-def test_what_a_run_left_that_ended_before_it_began_is_ours(name: str, tmp_path: Path) -> None:
+def test_what_a_run_left_that_ended_before_it_began_is_ours(name: str, tmp_path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / name).touch()
@@ -466,14 +466,14 @@ def test_what_a_run_left_that_ended_before_it_began_is_ours(name: str, tmp_path:
     assert write(tmp_path / "out.zarr", run_dir=folder, resume=True).blocks_written == 0
 
 
-def test_a_lost_output_is_an_error_of_the_write(tmp_path: Path) -> None:
+def test_a_lost_output_is_an_error_of_the_write(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     lost = pytest.raises(StageError, match=r"write failed at .*: this run has lost .* was removed")
     with lost, living(out, tmp_path / "first"):
         Path(f"{out}.penstock-lock").unlink()
 
 
-def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_path) -> None:
     source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     first = journal.Journal.open(Path(f"{out}.penstock"), {}, resume=False)
@@ -487,7 +487,7 @@ def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_pa
 
 
 def test_what_may_not_be_replaced_is_refused_before_its_list_of_blocks_is_lost(
-    tmp_path: Path, monkeypatch
+    tmp_path, monkeypatch
 ) -> None:
     source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,7 +135,7 @@ def test_a_brick_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
         assert np.isfinite(array).all()
 
 
-def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
+def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path) -> None:
     data = np.arange(8 * 200 * 300, dtype="uint16").reshape(8, 200, 300)
     tifffile.imwrite(tmp_path / "a.tif", data, metadata={"axes": "ZYX"}, tile=(64, 64),
                      compression="zlib")  # fmt: skip
@@ -198,9 +197,7 @@ def test_selections_that_name_nothing_or_too_much(text: list[str]) -> None:
     ],
     ids=str,
 )
-def test_the_memory_ceiling_holds(
-    dtype: str, layers: int, knobs: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_memory_ceiling_holds(dtype: str, layers: int, knobs: dict[str, str], tmp_path) -> None:
     """A real process over a real store: its peak is near the plan's."""
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{tmp_path}/in.zarr"}}
     chunks = ts.ChunkLayout(chunk_shape=(128,) * 3)
@@ -242,7 +239,7 @@ print(most >> 20, held >> 20, resident_bytes() >> 20, sum(map(len, between)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
-def test_gaps_between_what_is_held_are_given_back(tmp_path: Path) -> None:
+def test_gaps_between_what_is_held_are_given_back(tmp_path) -> None:
     process = started(tmp_path, code=GAPS)
     process.join()
     most, held, after, _ = map(int, (tmp_path / "said").read_text().split())

@@ -49,7 +49,7 @@ def begin() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Path:
+def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     begin()
     return tmp_path

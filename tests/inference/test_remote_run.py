@@ -31,7 +31,7 @@ WORDS = ("--in-spec in.npy --model-type identity --patch 8 --overlap 2 --block 8
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch, one_thread: None) -> None:
+def place(tmp_path, monkeypatch, one_thread: None) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32"))
 
@@ -44,7 +44,7 @@ def remote(s3_endpoint: str, place: None, monkeypatch) -> str:
 
 
 @pytest.fixture
-def run_dir(place: None, tmp_path: Path, monkeypatch) -> str:
+def run_dir(place: None, tmp_path, monkeypatch) -> str:
     """The same, whose objects are files: what is asked of a store is read, written, listed and
     deleted alike, and each request of a server takes milliseconds."""
     real = kvstore.kvstore_of

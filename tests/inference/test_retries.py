@@ -119,7 +119,7 @@ def test_errors_of_the_system_are_told_apart(error: Exception, passes: bool) -> 
 )
 @pytest.mark.usefixtures("impatient")
 def test_faults_that_pass_are_counted_and_change_no_voxel(
-    error: Exception, normalize: str, tmp_path: Path, monkeypatch
+    error: Exception, normalize: str, tmp_path, monkeypatch
 ) -> None:
     started = job(tmp_path, normalize=normalize)
     monkeypatch.setattr(SlicedSource, "read", failing(SlicedSource.read, error, range(3)))
@@ -138,7 +138,7 @@ def test_faults_that_pass_are_counted_and_change_no_voxel(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_lock_is_tried_again_and_its_check_is_counted(tmp_path: Path, monkeypatch) -> None:
+def test_the_lock_is_tried_again_and_its_check_is_counted(tmp_path, monkeypatch) -> None:
     error = ConnectionResetError("reset")
     monkeypatch.setattr(_LockFile, "take", failing(_LockFile.take, error, range(2)))
     monkeypatch.setattr(OutputLock, "name", failing(OutputLock.name, error, range(1)))
@@ -153,7 +153,7 @@ def test_the_lock_is_tried_again_and_its_check_is_counted(tmp_path: Path, monkey
     paired([SlicedSource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
 )
 def test_faults_that_stay_are_told_at_once(
-    owner: Any, fault: tuple[int, int], tmp_path: Path, monkeypatch
+    owner: Any, fault: tuple[int, int], tmp_path, monkeypatch
 ) -> None:
     number, code = fault
     stage = "read" if owner is SlicedSource else "write"
@@ -170,9 +170,7 @@ def test_faults_that_stay_are_told_at_once(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
-def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(tmp_path, monkeypatch) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
     read, note, noted = SlicedSource.read, Journal.note, threading.Event()
     count = itertools.count()
@@ -231,9 +229,7 @@ def words(
 
 
 @pytest.mark.slow
-def test_a_server_that_falls_silent_is_asked_again(
-    s3_endpoint: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_server_that_falls_silent_is_asked_again(s3_endpoint: str, tmp_path, monkeypatch) -> None:
     """In a process of its own: TensorStore reads its timeouts once."""
     with door_to(s3_endpoint) as door:
         command = words(door, "out", tmp_path / "run", BRIEF)

@@ -3,7 +3,6 @@
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,7 @@ def test_delays_do_not_change_the_result(monkeypatch) -> None:
         assert (shaken == calm).all()
 
 
-def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path) -> None:
     seen: list[penstock.Progress] = []
     summary = infer.run_job(job(tmp_path), seen.append)
     assert seen[-1].blocks_done == seen[-1].blocks_planned == 27

@@ -154,7 +154,7 @@ def image(path: Path, data: Array, scale: float, at: float = 0.0, unit: str = "m
     ),
 )
 def test_a_mask_lies_over_the_input_in_world_coordinates(
-    factor: int, of_mask: tuple[float, float, str], tmp_path: Path
+    factor: int, of_mask: tuple[float, float, str], tmp_path
 ) -> None:
     """Of voxels four times as large whose centres are right, in another unit, and two voxels on."""
     source = image(tmp_path / "in.zarr", VOLUME, 0.5)
@@ -172,7 +172,7 @@ def test_a_mask_lies_over_the_input_in_world_coordinates(
     np.testing.assert_array_equal(run(source, mask=mask)[0], cut_out(full, inside, np.True_)[0])
 
 
-def test_a_coarse_level_decides_without_the_input(tmp_path: Path) -> None:
+def test_a_coarse_level_decides_without_the_input(tmp_path) -> None:
     source = image(tmp_path / "in.zarr", VOLUME, 0.5)
     assert main(["pyramid", source, "--levels", "2"]) == 0
     level = values({"driver": "zarr", "kvstore": f"file://{source}/1"})[0, 0]
@@ -196,7 +196,7 @@ def inputs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def here(inputs: Path, tmp_path: Path, monkeypatch) -> None:
+def here(inputs: Path, tmp_path, monkeypatch) -> None:
     """A folder in which the inputs lie."""
     monkeypatch.chdir(tmp_path)
     for path in inputs.iterdir():

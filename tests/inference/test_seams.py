@@ -1,7 +1,6 @@
 """By default tiles leave no seam: tiled and untiled runs agree, and what is decided is obeyed."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,7 +115,7 @@ def test_trim_voxels_and_a_halo_are_context_too() -> None:
 
 
 @pytest.mark.slow
-def test_an_automatic_patch_computes_less_and_is_recorded(tmp_path: Path, monkeypatch) -> None:
+def test_an_automatic_patch_computes_less_and_is_recorded(tmp_path, monkeypatch) -> None:
     volume, out = np.zeros((8, 200, 200), np.uint8), tmp_path / "out.zarr"
     knobs: dict[str, Any] = {"in_spec": volume, "model_type": conv(1, 1), "overlap": None,
                              "head_kind": "intensity"}  # fmt: skip
@@ -132,7 +131,7 @@ def test_an_automatic_patch_computes_less_and_is_recorded(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_what_is_found_is_kept_by_weights_and_code(tmp_path: Path, monkeypatch) -> None:
+def test_what_is_found_is_kept_by_weights_and_code(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model, searched = load_model(conv(1, 1)), list[Reach]()
 

@@ -86,7 +86,7 @@ def test_any_cut_into_parts_gives_the_bytes_of_one_process(seam: str, monkeypatc
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Path:
+def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", VOLUME)
     return tmp_path
@@ -229,7 +229,7 @@ def computed(monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("seam", [pytest.param("trim", marks=pytest.mark.slow), "blend"])
 def test_a_run_that_was_cut_off_anywhere_computes_what_is_missing_and_no_more(
-    seam: str, computed: list[int], tmp_path: Path, monkeypatch
+    seam: str, computed: list[int], tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(cuts, "BRICK_VOXELS", 20**3)
     draw = random.Random(0)
@@ -276,7 +276,7 @@ FOLDER = Path("out.zarr.penstock")
 
 
 @pytest.fixture
-def volume(tmp_path: Path, monkeypatch) -> Array:
+def volume(tmp_path, monkeypatch) -> Array:
     monkeypatch.chdir(tmp_path)
     array = np.random.default_rng(0).normal(0, 1, (16, 32, 32)).astype("float32")
     array[-1, -1, -1] = 9

@@ -94,7 +94,7 @@ def verify(*words: Any) -> int:
 
 @pytest.mark.parametrize(("store", "seam"), mainly([("v3.zarr", "trim"), ("out.n5", "blend")], 1))
 def test_a_whole_output_is_proven_in_one_line(
-    store: str, seam: str, whole: Whole, tmp_path: Path, capsys
+    store: str, seam: str, whole: Whole, tmp_path, capsys
 ) -> None:
     """Chunks of zeros leave no file, and are not missed. Outputs in all stores are proven where
     damage was mended, too."""
@@ -115,7 +115,7 @@ class Heads(nn.Module):
 
 
 @pytest.mark.slow
-def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(tmp_path: Path, capsys) -> None:
+def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(tmp_path, capsys) -> None:
     outs = [tmp_path / "objects.zarr", tmp_path / "scores.zarr"]
     knobs = KNOBS | {"model": Heads(), "out_dtype": ["int64", "float32"],
                      "head_kind": ["labels", "scores"], "seam_mode": "blend",
@@ -131,9 +131,7 @@ def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(tmp_path: Path,
     assert f"of {outs[1]} " in capsys.readouterr().out
 
 
-def test_an_output_that_was_moved_is_proven_where_it_is(
-    out: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_an_output_that_was_moved_is_proven_where_it_is(out: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "archive").mkdir()
     for path in out.parent.glob("v3.zarr*"):
@@ -144,7 +142,7 @@ def test_an_output_that_was_moved_is_proven_where_it_is(
     assert verify("archive/v3.zarr", "--run-dir", "elsewhere") == 0
 
 
-def test_a_part_of_a_larger_array_is_proven(tmp_path: Path) -> None:
+def test_a_part_of_a_larger_array_is_proven(tmp_path) -> None:
     """Time points 1 and 2 of an input that begins off the origin, into an array with channels."""
     data = arange((4, 2, 16, 16, 24))
     out = tmp_path / "out.zarr"
@@ -154,7 +152,7 @@ def test_a_part_of_a_larger_array_is_proven(tmp_path: Path) -> None:
     assert verify(out) == 1
 
 
-def test_pieces_of_a_block_give_the_checksum_of_the_whole(tmp_path: Path, monkeypatch) -> None:
+def test_pieces_of_a_block_give_the_checksum_of_the_whole(tmp_path, monkeypatch) -> None:
     """However little of it a thread may hold."""
     spec = json.dumps({
         "driver": "zarr", "kvstore": {"driver": "file", "path": str(tmp_path / "v2.zarr")},
@@ -192,7 +190,7 @@ def truncate(path: Path) -> None:
     mainly([("out.n5", flip), ("sharded.zarr", truncate), ("v2.zarr", Path.unlink)], 1),
 )
 def test_damage_is_found_and_the_command_that_is_named_mends_it(
-    store: str, harm: Callable[[Path], Any], tmp_path: Path,
+    store: str, harm: Callable[[Path], Any], tmp_path,
     capsys, monkeypatch,
 ) -> None:  # fmt: skip
     """In the middle and at the far edge, where the array's end cuts the chunk of a block."""
@@ -230,9 +228,7 @@ def test_damage_is_found_and_the_command_that_is_named_mends_it(
 @pytest.mark.parametrize(
     "step", mainly(["run_folder.local.LocalFolder.forget", "repair.run_job"], 0)
 )
-def test_a_repair_that_was_killed_is_done_by_the_next(
-    step: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_repair_that_was_killed_is_done_by_the_next(step: str, tmp_path, monkeypatch) -> None:
     """After damaged chunks were emptied, and after their blocks were taken off the list."""
 
     def killed(*_: Any) -> None:
@@ -269,7 +265,7 @@ def test_what_is_taken_off_the_list_is_written_by_a_resume(whole: Whole, capsys)
     assert verify(spec) == 0
 
 
-def test_a_log_that_was_cut_says_so_and_what_to_do(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_log_that_was_cut_says_so_and_what_to_do(tmp_path, capsys, monkeypatch) -> None:
     """Whole lines of a run that is done, and a line in the middle; repair writes them again."""
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", DATA)
@@ -349,7 +345,7 @@ def test_another_fill_value_is_found(out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_output_of_another_run_is_not_this_runs(out: Path, tmp_path: Path, capsys) -> None:
+def test_the_output_of_another_run_is_not_this_runs(out: Path, tmp_path, capsys) -> None:
     """Made anew with the same settings, and copied over it with its lock or without."""
     other = tmp_path / "other.zarr"
     stored(other, DATA + 1)
@@ -370,7 +366,7 @@ def test_the_output_of_another_run_is_not_this_runs(out: Path, tmp_path: Path, c
 
 @pytest.mark.parametrize("shape", [(32, 32, 40), (32, 32)])
 def test_an_array_of_another_shape_is_not_this_runs(
-    shape: tuple[int, ...], out: Path, tmp_path: Path, capsys
+    shape: tuple[int, ...], out: Path, tmp_path, capsys
 ) -> None:
     other = KNOBS | {"patch": (8, 8)} if len(shape) == 2 else KNOBS
     penstock.run_inference(arange(shape), tmp_path / "other.zarr", **other)
@@ -380,7 +376,7 @@ def test_an_array_of_another_shape_is_not_this_runs(
 
 
 def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest(
-    tmp_path: Path, capsys, monkeypatch
+    tmp_path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in put.npy", DATA)
@@ -414,7 +410,7 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
 
 @pytest.mark.slow
 def test_an_output_on_s3_is_proven_and_repaired_and_a_store_that_is_away_is_not_called_damaged(
-    s3_endpoint: str, tmp_path: Path, monkeypatch,
+    s3_endpoint: str, tmp_path, monkeypatch,
     capsys,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -447,7 +443,7 @@ def test_an_output_on_s3_is_proven_and_repaired_and_a_store_that_is_away_is_not_
     door.close()
 
 
-def test_what_is_no_run_is_refused(out: Path, tmp_path: Path, capsys) -> None:
+def test_what_is_no_run_is_refused(out: Path, tmp_path, capsys) -> None:
     folder = Path(f"{out}.penstock")
     noted = (folder / "run.json").read_text()
 

@@ -78,7 +78,7 @@ def _small_bricks(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("order", "seam"), mainly([(0, "blend"), (1, "trim"), (3, "blend")]))
 def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
-    volume: str, tmp_path: Path, order: int, seam: str
+    volume: str, tmp_path, order: int, seam: str
 ) -> None:
     out = str(tmp_path / "out.ome.zarr")
     knobs = AS_IT_IS | {"voxel_size": "1 0.8 0.3", "resample_order": order, "seam_mode": seam}
@@ -215,7 +215,7 @@ def f1_of(labels: Array, centres: Array, step: float) -> float:
 
 
 @pytest.mark.slow
-def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path: Path) -> None:
+def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path) -> None:
     coarse, centres = spheres(1.0, 6, 32)
     fine, _ = spheres(0.5, 6, 32)
     knobs: dict[str, Any] = {
@@ -273,9 +273,7 @@ def test_a_size_that_blows_a_block_is_refused_by_the_plan(volume: str) -> None:
         plan.refuse()
 
 
-def test_the_model_says_the_size_unless_the_user_does(
-    volume: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_the_model_says_the_size_unless_the_user_does(volume: str, tmp_path, monkeypatch) -> None:
     recipe = Recipe("plans.json", spacing=(0.001, 0.0008, 0.0003), unit="millimeter")
     model = replace(load_model("identity", None, None), recipe=recipe)
     monkeypatch.setattr("penstock.inference.opening.job.load_model", lambda *_, **__: model)

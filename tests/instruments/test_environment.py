@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +65,7 @@ def test_a_machine_is_known_again_by_what_stays() -> None:
 )  # fmt: skip
 def test_the_tightest_limit_of_the_groups_around_us_counts(
     membership: str, files: dict[str, str], cpus: float | None, memory: int | None,
-    tmp_path: Path, monkeypatch,
+    tmp_path, monkeypatch,
 ) -> None:  # fmt: skip
     for name, text in {"membership": membership, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +76,7 @@ def test_the_tightest_limit_of_the_groups_around_us_counts(
     assert (limits["cgroup_cpus"], limits["cgroup_memory_bytes"]) == (cpus, memory)
 
 
-def test_a_commit_is_named_and_a_changed_file_makes_it_dirty(tmp_path: Path, monkeypatch) -> None:
+def test_a_commit_is_named_and_a_changed_file_makes_it_dirty(tmp_path, monkeypatch) -> None:
     def git(*words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         return subprocess.run(

@@ -25,7 +25,7 @@ def data(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def copy(data: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+def copy(data: dict[str, Path], tmp_path) -> dict[str, Path]:
     """The same, to be damaged."""
     return {name: Path(shutil.copytree(path, tmp_path / path.name)) for name, path in data.items()}
 

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,7 +122,7 @@ def test_torch_without_workers_reads_here(packed: Packed) -> None:
     loader.close()
 
 
-def test_loaders_read_shards(tmp_path: Path) -> None:
+def test_loaders_read_shards(tmp_path) -> None:
     packed = pack(tmp_path / "data", shards=4)
     for name in ("zarr", "tensorstore-loop"):
         needs(name)
@@ -146,7 +145,7 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(
 
 
 @pytest.mark.parametrize("name", mainly([*LIBRARY], 0, 1, -1))
-def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path) -> None:
     needs(name)
     with pytest.raises(UsageError, match="whole samples, not 4 patches"):
         make(name, packed.root, Order(SAMPLES, 1, patches_per_sample=4))
@@ -155,7 +154,7 @@ def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", mainly(["zarr", "torch", "dask-sample", "dask-stacked"], 0, 1))
-def test_an_error_names_the_array(name: str, packed: Packed, tmp_path: Path) -> None:
+def test_an_error_names_the_array(name: str, packed: Packed, tmp_path) -> None:
     """TensorStore names the chunk by itself."""
     needs(name)
     root = shutil.copytree(packed.root, tmp_path / "data")

@@ -85,9 +85,7 @@ CODECS: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes]]] = {
         -1,
     ),
 )
-def test_a_chunk_of_another_length_is_named(
-    codec: str, lengths: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_a_chunk_of_another_length_is_named(codec: str, lengths: tuple[int, ...], tmp_path) -> None:
     """Whole and valid, but for how many bytes are in it."""
     how, encode = CODECS[codec]
     path = write(tmp_path / "a.zarr", values := distinct((4, 90)), (1, 90), **how)
@@ -106,7 +104,7 @@ def test_a_chunk_of_another_length_is_named(
             assert re.search(f"(decodes to|has) {length} bytes, not 360$", str(caught.value))
 
 
-def test_two_frames_of_zstandard_are_one_chunk(tmp_path: Path) -> None:
+def test_two_frames_of_zstandard_are_one_chunk(tmp_path) -> None:
     path = write(
         tmp_path / "a.zarr", values := distinct((2, 90)), (1, 90), compressors=numcodecs.Zstd()
     )
@@ -121,7 +119,7 @@ def test_two_frames_of_zstandard_are_one_chunk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_missing_chunk_is_filled_only_where_that_is_asked(
-    engine: str, zarr_format: int, tmp_path: Path
+    engine: str, zarr_format: int, tmp_path
 ) -> None:
     values = distinct((4, 6))
     path = write(tmp_path / "a.zarr", values, (1, 3), zarr_format, fill_value=-5)
@@ -135,7 +133,7 @@ def test_a_missing_chunk_is_filled_only_where_that_is_asked(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_store_without_a_fill_value_fills_nothing(engine: str, tmp_path: Path) -> None:
+def test_a_store_without_a_fill_value_fills_nothing(engine: str, tmp_path) -> None:
     path = write(tmp_path / "a.zarr", distinct((4, 6)), (1, 3))
     metadata = json.loads((path / ".zarray").read_text()) | {"fill_value": None}
     (path / ".zarray").write_text(json.dumps(metadata))
@@ -145,7 +143,7 @@ def test_a_store_without_a_fill_value_fills_nothing(engine: str, tmp_path: Path)
         list(Loader(path, batch_size=4, engine=engine, missing="fill"))
 
 
-def test_a_block_that_n5_lacks_is_zero_only_where_that_is_asked(tmp_path: Path) -> None:
+def test_a_block_that_n5_lacks_is_zero_only_where_that_is_asked(tmp_path) -> None:
     import tensorstore
 
     metadata = {"dimensions": [4, 6], "blockSize": [1, 3], "dataType": "float32"}
@@ -164,7 +162,7 @@ def test_a_block_that_n5_lacks_is_zero_only_where_that_is_asked(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_store_that_may_not_be_listed_is_read(zarr_format: int, tmp_path: Path) -> None:
+def test_a_store_that_may_not_be_listed_is_read(zarr_format: int, tmp_path) -> None:
     write(tmp_path / "a.zarr", values := distinct((4, 6)), (1, 3), zarr_format)
     with forbidding(tmp_path) as url:
         with Loader(f"{url}/a.zarr", batch_size=4) as loader:

@@ -91,7 +91,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", mainly([*RUNS], 1))
-def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path) -> None:
     how, save, validated = RUNS[run]
 
     def validation() -> Any:
@@ -110,7 +110,7 @@ def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path) -> None:
     torch = pytest.importorskip("torch")
 
     def wrapped(loader: Loader) -> Any:

@@ -102,7 +102,7 @@ COPIES: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("how", mainly(COPIES, 0, 1, 2))
 @pytest.mark.filterwarnings("ignore:.*not in the Zarr version 3 spec")
-def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) -> None:
+def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path) -> None:
     kind, copies = COPIES[how]
     rng = np.random.default_rng(0)
     values = rng.integers(0, 2**32, (1, 512, 512), np.uint32)  # hard to compress

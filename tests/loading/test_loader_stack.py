@@ -110,7 +110,7 @@ def test_channels_first_and_patches(data: dict[str, Path], engine: str) -> None:
                 np.testing.assert_array_equal(batch["x"][row], wanted)
 
 
-def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path: Path) -> None:
+def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path) -> None:
     from penstock.cli import main
 
     out = tmp_path / "packed"
@@ -150,7 +150,7 @@ def test_what_cannot_be_stacked_is_said(
     assert said in str(caught.value)
 
 
-def test_arrays_of_other_types_are_not_stacked(data: dict[str, Path], tmp_path: Path) -> None:
+def test_arrays_of_other_types_are_not_stacked(data: dict[str, Path], tmp_path) -> None:
     zarr.create_array(tmp_path / "n", shape=(9, 4, 6), chunks=(1, 4, 6), dtype="int16")[...] = 1
     with pytest.raises(UsageError, match="dtypes of its arrays differ: ps float32, n int16"):
         Loader({"ps": data["ps"], "n": tmp_path / "n"}, stack={"x": ["ps", "n"]}, batch_size=2)

@@ -16,7 +16,7 @@ pytest.importorskip("tensorstore")
 
 
 def test_what_cannot_be_read_is_said_before_anything_starts(
-    data: dict[str, Path], tmp_path: Path
+    data: dict[str, Path], tmp_path
 ) -> None:
     short = write(tmp_path / "short.zarr", distinct((11, 4, 7)), (1, 4, 5))
     cases: list[tuple[Any, dict[str, Any], str]] = [
@@ -51,7 +51,7 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
     assert threads_of_loaders() == []
 
 
-def test_a_damaged_document_is_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_document_is_one_sentence(tmp_path) -> None:
     (tmp_path / "dataset.json").write_text('{"format": "zip"}')
     with pytest.raises(UsageError, match=r"dataset\.json is not that of a packed data set"):
         Loader(tmp_path, batch_size=2)

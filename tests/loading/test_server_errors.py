@@ -41,7 +41,7 @@ def faulty(folder: Path) -> Iterator[tuple[str, Asked]]:
 
 
 @pytest.fixture
-def volume(tmp_path: Path) -> Path:
+def volume(tmp_path) -> Path:
     """The folder that holds an array of (8, 8, 8) in four chunks, called in.zarr."""
     metadata = {"shape": [8, 8, 8], "chunks": [2, 8, 8], "dtype": "<u2", "compressor": None}
     path = tmp_path / "data" / "in.zarr"
@@ -75,9 +75,7 @@ def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch) -> None:
     assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
 
 
-def test_infer_gives_up_with_one_sentence(
-    volume: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_infer_gives_up_with_one_sentence(volume: Path, tmp_path, monkeypatch, capsys) -> None:
     tries = hurried(monkeypatch, store, "BRIEF")
     with faulty(volume) as (url, asked):
         words = ["infer", "--in-spec", f"{url}/in.zarr", "--out-spec", f"{tmp_path}/out.zarr",

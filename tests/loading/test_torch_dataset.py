@@ -42,7 +42,7 @@ def test_torch_workers_by_fork_are_refused(data: dict[str, Path], monkeypatch) -
         iter(dataset)
 
 
-def test_bfloat16_is_handed_to_torch(tmp_path: Path) -> None:
+def test_bfloat16_is_handed_to_torch(tmp_path) -> None:
     torch = pytest.importorskip("torch")
     ts = pytest.importorskip("tensorstore")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "a.zarr")}}

@@ -126,7 +126,7 @@ def test_a_module_on_another_device_is_never_a_copy_on_this_one(monkeypatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # torch's own, of a copy
-def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
+def test_what_an_exported_program_makes_moves_with_it(tmp_path) -> None:
     program = model.load_model(exported(Ramp(), 1, tmp_path), trust=True).module
     there = devices.placed(program, META, True)
     assert there(torch.zeros(1, 1, 8, 8, 8, device=META)).device == META
@@ -154,7 +154,7 @@ def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("fixed", [1, 4])
 def test_a_program_for_one_size_of_batch_runs_with_that(
-    fixed: int, alone: str, full: np.ndarray, tmp_path: Path
+    fixed: int, alone: str, full: np.ndarray, tmp_path
 ) -> None:
     path = alone if fixed == 1 else exported(conv(), fixed, tmp_path)
     np.testing.assert_allclose(

@@ -95,7 +95,7 @@ def predicted(
     ],
 )
 def test_an_nnunet_is_what_its_own_predictor_makes_of_it(
-    shape: tuple[int, ...], patch: list[int], more: dict[str, Any], tmp_path: Path, monkeypatch: Any
+    shape: tuple[int, ...], patch: list[int], more: dict[str, Any], tmp_path, monkeypatch: Any
 ) -> None:
     channels, tta = shape[0], more.pop("tta", None)
     folder = nnunet(
@@ -140,7 +140,7 @@ def with_border_and_holes(shape: tuple[int, ...]) -> Array:
     ],
 )  # fmt: skip
 def test_an_nnunet_crops_fills_holes_normalises_and_resamples_as_its_own_predictor(
-    size: tuple[float, ...], masked: bool, axes: int, tmp_path: Path, monkeypatch: Any
+    size: tuple[float, ...], masked: bool, axes: int, tmp_path, monkeypatch: Any
 ) -> None:
     target = (2.0, 1.0, 1.0)
     plain = {
@@ -179,7 +179,7 @@ def test_an_nnunet_crops_fills_holes_normalises_and_resamples_as_its_own_predict
     ],
 )
 def test_a_bundle_is_what_monais_inferer_makes_of_it(
-    shape: tuple[int, ...], inferer: dict[str, Any], tmp_path: Path
+    shape: tuple[int, ...], inferer: dict[str, Any], tmp_path
 ) -> None:
     inferers = pytest.importorskip("monai.inferers")
     said = {"_target_": "SlidingWindowInferer", "roi_size": [8, 8, 12], **inferer}
@@ -284,7 +284,7 @@ def older(folder: Path, kind: str) -> tuple[Path, Array, Array]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["onnx", "state"])
-def test_a_package_of_format_0_4_runs(kind: str, tmp_path: Path) -> None:
+def test_a_package_of_format_0_4_runs(kind: str, tmp_path) -> None:
     pytest.importorskip("bioimageio.spec")
     package, x, y = older(tmp_path / "made", kind)
     made = infer(x[0][:, None], package, np.zeros((2, 1, 48, 64), "float32"), trust_model=True)

@@ -3,7 +3,6 @@
 import json
 import math
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def slid(net: nn.Module, values: Array, patch: tuple[int, int, int]) -> Array:
     return np.asarray(total / covered)
 
 
-def test_an_nnunet_is_run_as_its_plans_say(tmp_path: Path) -> None:
+def test_an_nnunet_is_run_as_its_plans_say(tmp_path) -> None:
     folder = nnunet(tmp_path / "net", nets := [unet(0), unet(1)])
     volume = noise(1, 32, 16, 32)
     values = (volume.clip(50, 700).astype("float32") - 300) / 120
@@ -60,7 +59,7 @@ def test_an_nnunet_is_run_as_its_plans_say(tmp_path: Path) -> None:
     assert (labels[0] == wanted.argmax(0))[~near].all()
 
 
-def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path: Path) -> None:
+def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path) -> None:
     said, net = unet(2, channels=2, outputs=2)
     folder = nnunet(
         tmp_path / "net", [(said, net)], plans={"transpose_forward": [1, 2, 0]},
@@ -82,7 +81,7 @@ def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path, monkeypatch) -> None:
+def test_an_nnunet_crops_to_what_is_not_0(tmp_path, monkeypatch) -> None:
     folder = nnunet(
         tmp_path / "net", [unet(0)],
         configuration={"normalization_schemes": ["ZScoreNormalization"]},
@@ -105,7 +104,7 @@ def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_share_an_nnunet_find_one_mask_and_the_same_limits(tmp_path: Path) -> None:
+def test_processes_that_share_an_nnunet_find_one_mask_and_the_same_limits(tmp_path) -> None:
     folder = nnunet(
         tmp_path / "net", [unet(0, 2)], channels={"0": "T1", "1": "CT"},
         configuration={"normalization_schemes": ["ZScoreNormalization", "CTNormalization"],
@@ -148,7 +147,7 @@ class Foreign:
         return print, ("code of a stranger",)
 
 
-def test_what_an_nnunet_wants_and_is_not_done_is_refused(tmp_path: Path, capsys) -> None:
+def test_what_an_nnunet_wants_and_is_not_done_is_refused(tmp_path, capsys) -> None:
     folder = tmp_path / "net"
 
     def refused(**more: Any) -> str:
@@ -182,16 +181,14 @@ def test_what_an_nnunet_wants_and_is_not_done_is_refused(tmp_path: Path, capsys)
     [("../weights.pt", "lies outside of it"), ("/etc/passwd", "lies outside of it"),
      ("https://example.org/weights.pt", "nothing is downloaded"), ("w.pt", "lacks w.pt")],
 )  # fmt: skip
-def test_a_path_that_leads_out_of_a_package_is_refused(
-    named: str, because: str, tmp_path: Path
-) -> None:
+def test_a_path_that_leads_out_of_a_package_is_refused(named: str, because: str, tmp_path) -> None:
     (tmp_path / "weights.pt").write_bytes(b"")
     (tmp_path / "in").mkdir()
     with pytest.raises(UsageError, match=because):
         Parcel(tmp_path / "in", tmp_path / "in", trusted=True).file(named)
 
 
-def test_a_zip_that_is_damaged_or_leads_out_is_refused(tmp_path: Path, capsys) -> None:
+def test_a_zip_that_is_damaged_or_leads_out_is_refused(tmp_path, capsys) -> None:
     np.save(tmp_path / "v.npy", np.zeros((4, 4), "uint8"))
     path = tmp_path / "model.zip"
 
@@ -212,7 +209,7 @@ def test_a_zip_that_is_damaged_or_leads_out_is_refused(tmp_path: Path, capsys) -
     assert "holds no model" in answer()
 
 
-def test_steps_of_an_input_become_one_normalisation(tmp_path: Path) -> None:
+def test_steps_of_an_input_become_one_normalisation(tmp_path) -> None:
     class Step:
         def __init__(self, **values: Any) -> None:
             self.__dict__.update(values)
@@ -233,7 +230,7 @@ def test_steps_of_an_input_become_one_normalisation(tmp_path: Path) -> None:
         chain.add("blur", Step())
 
 
-def test_a_training_is_a_model(tmp_path: Path) -> None:
+def test_a_training_is_a_model(tmp_path) -> None:
     folder = tmp_path / "trained"
     folder.mkdir()
     net = load_model("denoise-tiny").module
@@ -270,7 +267,7 @@ def test_a_function_of_a_batch_is_a_model() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
 @pytest.mark.parametrize("kind", ["state", "script"])
-def test_a_package_reproduces_its_test_tensors_and_runs(kind: str, tmp_path: Path, capsys) -> None:
+def test_a_package_reproduces_its_test_tensors_and_runs(kind: str, tmp_path, capsys) -> None:
     package = bioimage(tmp_path / "made", kind)
     assert main(["info", str(package), "--trust-model", "--test"]) == 0
     shown = capsys.readouterr().out
@@ -285,7 +282,7 @@ def test_a_package_reproduces_its_test_tensors_and_runs(kind: str, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
-def test_a_package_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
+def test_a_package_that_is_not_what_it_says_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match="keras_hdf5, which is not run; convert"):
         load_model(str(bioimage(tmp_path / "keras", "keras")))
     with zipfile.ZipFile(bioimage(tmp_path / "state")) as archive:
@@ -302,7 +299,7 @@ def test_a_package_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
-def test_what_a_bundle_wants_and_is_not_done_is_refused(tmp_path: Path) -> None:
+def test_what_a_bundle_wants_and_is_not_done_is_refused(tmp_path) -> None:
     def refused(**changes: Any) -> str:
         with pytest.raises(UsageError) as caught:
             load_model(str(bundle(tmp_path / "bundle", **changes)))

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -213,7 +212,7 @@ def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid
     ("frames", "prefix"), [pytest.param(1, "encoder.", id="v2"), pytest.param(3, "", id="v1")]
 )
 def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
-    frames: int, prefix: str, tmp_path: Path
+    frames: int, prefix: str, tmp_path
 ) -> None:
     public = public_state(frames)
     state = public
@@ -257,7 +256,7 @@ def test_a_checkpoint_of_six_bands_loads_into_fewer() -> None:
     )
 
 
-def test_a_state_dict_of_ours_loads_whole(tmp_path: Path) -> None:
+def test_a_state_dict_of_ours_loads_whole(tmp_path) -> None:
     net = learn(prithvi_refiner("tiny"))
     torch.save(net.state_dict(), tmp_path / "ours.pt")
     loaded = models.load_model("prithvi-refiner-tiny", tmp_path / "ours.pt").module
@@ -338,7 +337,7 @@ def test_the_registry_makes_a_model_of_two_axes() -> None:
 
 
 @pytest.mark.slow
-def test_inference_of_an_image_of_six_bands(tmp_path: Path) -> None:
+def test_inference_of_an_image_of_six_bands(tmp_path) -> None:
     torch.save(public_state(), tmp_path / "Prithvi.pt")
     pixels = np.random.default_rng(0).random((6, 64, 64), dtype=np.float32)
     tifffile.imwrite(tmp_path / "in.ome.tif", pixels, metadata={"axes": "CYX"})

@@ -3,7 +3,6 @@
 import importlib
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,7 +178,7 @@ def test_torchvision_itself_calls_them_or_agrees_with_them() -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_load_is_replaced_and_said_once(tmp_path: Path) -> None:
+def test_what_does_not_load_is_replaced_and_said_once(tmp_path) -> None:
     """In a process that has loaded torch alone. Lightning imports torchvision itself."""
     code = "import sys; assert sys.modules.keys().isdisjoint(['torchvision', 'pytorch_lightning'])"
     code += "; from penstock.models import compiled_operators, import_torchvision"

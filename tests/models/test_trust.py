@@ -72,7 +72,7 @@ ATTACKS = [
 
 @pytest.mark.parametrize(("name", "attack"), ATTACKS)
 def test_an_attack_runs_only_if_its_file_is_trusted(
-    name: str, attack: Any, little: Path, tmp_path: Path, capsys
+    name: str, attack: Any, little: Path, tmp_path, capsys
 ) -> None:
     path, marker = tmp_path / name, tmp_path / "ran"
     attack(little, path, marker)
@@ -92,7 +92,7 @@ def test_an_attack_runs_only_if_its_file_is_trusted(
     assert marker.exists(), "the attack is none"
 
 
-def test_a_pickle_is_no_file_of_weights(tmp_path: Path) -> None:
+def test_a_pickle_is_no_file_of_weights(tmp_path) -> None:
     path, marker = tmp_path / "evil.pth", tmp_path / "ran"
     torch.save({"weight": Evil(marker)}, path)
     with pytest.raises(UsageError, match="making such an object can run any code"):
@@ -111,7 +111,7 @@ def test_a_program_can_be_trained_and_keeps_its_mode(little: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_runs_over_a_volume_with_its_own_and_with_other_weights(tmp_path: Path) -> None:
+def test_a_program_runs_over_a_volume_with_its_own_and_with_other_weights(tmp_path) -> None:
     class One(nn.Module):
         def __init__(self) -> None:
             super().__init__()

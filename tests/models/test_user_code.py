@@ -63,7 +63,7 @@ class Untrainable(nn.Module):
 
 
 @pytest.fixture
-def nets(tmp_path: Path) -> Path:
+def nets(tmp_path) -> Path:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "nets.py").write_text(NETS)
@@ -139,7 +139,7 @@ def test_errors_of_a_model_name_its_file_and_line(nets: Path) -> None:
             penstock.plan_inference(volume, volume.copy(), model=f"{nets}:{name}", **knobs)  # type: ignore[arg-type]
 
 
-def test_an_error_on_the_way_leaves_its_traceback(nets: Path, tmp_path: Path, capsys) -> None:
+def test_an_error_on_the_way_leaves_its_traceback(nets: Path, tmp_path, capsys) -> None:
     np.save(tmp_path / "in.npy", np.zeros((64, 32, 32), "float32"))
     flags = f"--in-spec {tmp_path}/in.npy --out-spec {tmp_path}/out.zarr --normalize none"
     words = (
@@ -159,7 +159,7 @@ def test_an_error_on_the_way_leaves_its_traceback(nets: Path, tmp_path: Path, ca
 
 @pytest.mark.slow
 def test_a_training_that_a_model_ends_leaves_its_traceback_too(
-    nets: Path, tmp_path: Path, capsys
+    nets: Path, tmp_path, capsys
 ) -> None:
     pytest.importorskip("lightning_fabric")
     for name in ("in", "target"):
@@ -194,7 +194,7 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_names_are_refused_before_torch_is_imported(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_names_are_refused_before_torch_is_imported(tmp_path, monkeypatch, capsys) -> None:
     """Neither by us nor by a library that stands on it."""
     monkeypatch.chdir(tmp_path)
     heads = {"torch", "torchvision", "torchmetrics", "lightning_fabric", "pytorch_lightning"}

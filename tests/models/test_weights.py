@@ -45,7 +45,7 @@ def fill(net: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_names_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
+def test_names_of_wrappers_are_left_out(prefix: str, tmp_path) -> None:
     for make in (Inner, lambda: nn.Sequential(nn.Conv3d(1, 1, 1))):
         net = fill(make())
         state = {prefix + name: tensor for name, tensor in net.state_dict().items()}
@@ -58,7 +58,7 @@ def test_names_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
                 assert torch.equal(tensor, other.state_dict()[name])
 
 
-def test_a_wrapper_within_a_net_and_around_the_net_itself(tmp_path: Path) -> None:
+def test_a_wrapper_within_a_net_and_around_the_net_itself(tmp_path) -> None:
     net = fill(Inner())
     state = {f"_orig_mod.{n.replace('0.', '0._orig_mod.')}": t for n, t in net.state_dict().items()}
     torch.save(state, tmp_path / "w.pth")
@@ -78,9 +78,7 @@ def test_a_name_that_could_mean_two_stays() -> None:
 
 
 @pytest.mark.parametrize("made", [lambda net: net, lambda net: {"hyper": Namespace(lr=net)}])
-def test_a_file_with_more_than_tensors_is_refused_by_the_name_of_it(
-    made: Any, tmp_path: Path
-) -> None:
+def test_a_file_with_more_than_tensors_is_refused_by_the_name_of_it(made: Any, tmp_path) -> None:
     torch.save(made(fill(nn.Conv3d(1, 1, 1))), tmp_path / "w.pth")
     with pytest.raises(UsageError, match=r"holds \S+ beside tensors, .*keep the tensors alone by"):
         read_state(tmp_path / "w.pth")
@@ -103,7 +101,7 @@ class Counts(nn.Module):
         return self.net(x)
 
 
-def test_what_a_module_keeps_beside_tensors_is_loaded(tmp_path: Path) -> None:
+def test_what_a_module_keeps_beside_tensors_is_loaded(tmp_path) -> None:
     net, other, path = Counts(), nn.Sequential(Counts()), tmp_path / "w.pth"
     net.seen = 7
     torch.save(nn.Sequential(net).state_dict(), path)
@@ -184,7 +182,7 @@ def load_damaged(path: Path) -> None:
     "name", mainly(["net.pth", "old.pth", "net.safetensors", "last.pt", "net.ts", "net.pt2"], 2, 3)
 )
 def test_damaged_files_are_refused_in_a_sentence(
-    name: str, whole: dict[str, bytes], tmp_path: Path
+    name: str, whole: dict[str, bytes], tmp_path
 ) -> None:
     path = tmp_path / name
     for seed in range(5):
@@ -192,7 +190,7 @@ def test_damaged_files_are_refused_in_a_sentence(
         load_damaged(path)
 
 
-def test_files_of_something_else_hold_no_weights(tmp_path: Path) -> None:
+def test_files_of_something_else_hold_no_weights(tmp_path) -> None:
     contents: dict[str, Any] = {
         "list": [1, 2],
         "empty": {},

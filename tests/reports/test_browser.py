@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 FIRST = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[{}].textContent)"
 
 
-def test_a_page_of_a_sweep_sorts_its_tables(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_of_a_sweep_sorts_its_tables(browser: Browser, tmp_path) -> None:
     page = tmp_path / "sweep.html"
     page.write_text(
         html_page(report_of_records(sized({(32, 1): 4, (64, 1): 12, (128, 1): 950}), "s"))
@@ -48,7 +48,7 @@ def test_a_page_of_a_sweep_sorts_its_tables(browser: Browser, tmp_path: Path) ->
     assert browser.complaints() == []
 
 
-def test_a_cell_is_sorted_by_its_quantity(browser: Browser, tmp_path: Path) -> None:
+def test_a_cell_is_sorted_by_its_quantity(browser: Browser, tmp_path) -> None:
     rising = ["12.3 ms", "1.2 - 1.4", "1 min 34 s", "1,234", "8 h 1 min", "316 k", "1.5 MB/s",
               "646 MiB", "ok", "-", ""]  # fmt: skip
     table = [("value", "n"), *((text, str(n)) for n, text in enumerate(reversed(rising)))]
@@ -61,7 +61,7 @@ def test_a_cell_is_sorted_by_its_quantity(browser: Browser, tmp_path: Path) -> N
     assert browser.complaints() == []
 
 
-def test_a_page_of_a_run_fits_a_phone_and_a_dark_screen(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_of_a_run_fits_a_phone_and_a_dark_screen(browser: Browser, tmp_path) -> None:
     folder = run_folder(tmp_path / "a.penstock", {"read": (8.0, 1.0, 1), "forward": (5.0, 4.0, 1)})
     page = tmp_path / "run.html"
     page.write_text(html_page(report_of_run(folder)))
@@ -81,7 +81,7 @@ def test_a_page_of_a_run_fits_a_phone_and_a_dark_screen(browser: Browser, tmp_pa
     assert browser.complaints() == []
 
 
-def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) -> None:
+def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path) -> None:
     page = tmp_path / "hostile.html"
     page.write_text(html_page(hostile_report(tmp_path)))
     browser.open(page)
@@ -94,7 +94,7 @@ def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) ->
     assert browser.run("window.ran === undefined") is True
 
 
-def test_without_a_script_all_is_readable(browser: Browser, tmp_path: Path) -> None:
+def test_without_a_script_all_is_readable(browser: Browser, tmp_path) -> None:
     page = tmp_path / "plain.html"
     page.write_text(html_page(report_of_records(sized({(32, 1): 4, (64, 1): 12}), "s")))
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
@@ -136,7 +136,7 @@ KINDS: Mapping[str, Callable[[Path], Report]] = {
     not AXE.is_file(), reason="axe-core is not installed: npm install --no-save axe-core"
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path: Path, kind: str) -> None:
+def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path, kind: str) -> None:
     page = tmp_path / "page.html"
     page.write_text(html_page(KINDS[kind](tmp_path)))
     browser.open(page)
@@ -175,7 +175,7 @@ def printed(browser: Browser) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_print_is_light_and_whole(browser: Browser, tmp_path: Path, kind: str) -> None:
+def test_a_print_is_light_and_whole(browser: Browser, tmp_path, kind: str) -> None:
     page = tmp_path / "page.html"
     page.write_text(html_page(KINDS[kind](tmp_path)))
     browser.open(page)
@@ -193,7 +193,7 @@ def test_a_print_is_light_and_whole(browser: Browser, tmp_path: Path, kind: str)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_long_table_has_its_head_on_every_sheet(browser: Browser, tmp_path: Path) -> None:
+def test_a_long_table_has_its_head_on_every_sheet(browser: Browser, tmp_path) -> None:
     page = tmp_path / "page.html"
     cases = {(32 * side, batch): side * batch for side in range(1, 41) for batch in (1, 2)}
     page.write_text(html_page(report_of_records(sized(cases), "s")))

@@ -405,7 +405,7 @@ def sides(tmp_path_factory) -> tuple[Path, Path]:
     return store(folder / "a", a), store(folder / "b", launches(rng, noise=1e-3, level=1.2))
 
 
-def test_the_command_as_a_gate(sides: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+def test_the_command_as_a_gate(sides: tuple[Path, Path], tmp_path, capsys) -> None:
     a, b = sides
     assert run(a, b, "--json", tmp_path / "out.json") == 1
     out = capsys.readouterr().out
@@ -420,7 +420,7 @@ def test_the_command_as_a_gate(sides: tuple[Path, Path], tmp_path: Path, capsys)
     assert run(a, b, "--fail-if-slower", 0.5) == 0
 
 
-def test_unlike_machines_end_with_four(sides: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+def test_unlike_machines_end_with_four(sides: tuple[Path, Path], tmp_path, capsys) -> None:
     other = launches(np.random.default_rng(0), environment={"machine_key": "there"})
     there = store(tmp_path / "there", other)
     assert run(sides[0], there) == 4

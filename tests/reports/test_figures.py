@@ -59,7 +59,7 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-def test_rows_are_drawn_as_they_are(tmp_path: Path) -> None:
+def test_rows_are_drawn_as_they_are(tmp_path) -> None:
     figures = metrics_figures(write_rows(tmp_path / "m.jsonl"))
     assert [*figures] == [
         *("cpu", "ram", "prep", "write-0", "blocks_done"),
@@ -83,7 +83,7 @@ def test_rows_are_drawn_as_they_are(tmp_path: Path) -> None:
     assert y_of(figures["vram"], "GPU 0 A10G") == [n * MIB for n in range(6)]
 
 
-def test_the_mean_is_of_what_is_there_and_smoothing_keeps_the_raw_line(tmp_path: Path) -> None:
+def test_the_mean_is_of_what_is_there_and_smoothing_keeps_the_raw_line(tmp_path) -> None:
     rows = write_rows(tmp_path / "m.jsonl")
     figures = metrics_figures(rows, mean=True, smooth=3)
     assert series_of(figures["cpu"], "CPU").label == "CPU, mean 300 %"
@@ -105,7 +105,7 @@ def test_rolling_mean_is_the_mean_of_the_window(samples: int) -> None:
         assert np.isnan(value) if np.isnan(y[at]) else value == pytest.approx(np.nanmean(window))
 
 
-def test_the_reference_shape_draws_the_same_lines(tmp_path: Path) -> None:
+def test_the_reference_shape_draws_the_same_lines(tmp_path) -> None:
     rows = write_rows(tmp_path / "m.jsonl")
     export_reference(rows, tmp_path / "metrics.json")
     figures = metrics_figures(tmp_path / "metrics.json")
@@ -120,7 +120,7 @@ def test_the_reference_shape_draws_the_same_lines(tmp_path: Path) -> None:
     assert y_of(figures["disk_io"], "machine write") == [n * MIB for n in (4, 8, 16, 20)]
 
 
-def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
+def test_a_reference_file_with_nulls_and_nothing_else(tmp_path) -> None:
     samples = [{"t_rel_s": 0.0, "size": None}, {"t_rel_s": 600.0, "size": 2}]
     queues = {"prep": {"max_size": 4, "samples": samples}, "idle": {"max_size": 4, "samples": []}}
     path = tmp_path / "metrics.json"
@@ -145,13 +145,13 @@ def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
         ('{"schema": 1, "queues": {"prep": 4}, "cpu_count": 2}\n{"t": 0, "cp', "no sample"),
     ],
 )
-def test_a_file_with_nothing_to_draw_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_with_nothing_to_draw_is_refused(tmp_path, text: str, message: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
     with pytest.raises(UsageError, match=rf"metrics\.json holds {message}"):
         metrics_figures(tmp_path / "metrics.json")
 
 
-def test_gpu_csv(tmp_path: Path) -> None:
+def test_gpu_csv(tmp_path) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV)
     figures = metrics_figures(tmp_path / "gpu.csv")
     assert [*figures] == ["gpu_util", "vram"]
@@ -174,7 +174,7 @@ def test_gpu_csv(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_torn_or_none_is_left_out(
-    tmp_path: Path, tail: str, last: float, note: str
+    tmp_path, tail: str, last: float, note: str
 ) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV + tail)
     figures = metrics_figures(tmp_path / "gpu.csv")
@@ -182,7 +182,7 @@ def test_a_line_that_is_torn_or_none_is_left_out(
     assert note in figures["vram"].note
 
 
-def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_gpus_are_in_the_order_of_their_numbers(tmp_path) -> None:
     gpus = (0, 2, 10)
     lines = [f"2025/09/12 00:00:00, {i}, A10G, {i} MiB, {i} %\n" for i in gpus]
     (tmp_path / "gpu.csv").write_text(GPU_CSV.partition("\n")[0] + "\n" + "".join(lines))
@@ -192,7 +192,7 @@ def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_one_column_is_enough(tmp_path: Path) -> None:
+def test_one_column_is_enough(tmp_path) -> None:
     (tmp_path / "gpu.csv").write_text(
         "timestamp, utilization.gpu [%]\n2025/09/12 00:00:00.000, 40 %\n"
     )
@@ -205,7 +205,7 @@ def test_one_column_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a, b\n1, 2\n", "timestamp, index\n2025/09/12 00:00:00, 0\n"])
-def test_a_csv_without_the_columns_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_csv_without_the_columns_is_refused(tmp_path, text: str) -> None:
     (tmp_path / "gpu.csv").write_text(text)
     with pytest.raises(UsageError, match=r"gpu\.csv has no column timestamp, or neither"):
         metrics_figures(tmp_path / "gpu.csv")
@@ -308,7 +308,7 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_verb_chooses_by_content(tmp_path: Path, capsys) -> None:
+def test_the_verb_chooses_by_content(tmp_path, capsys) -> None:
     rows = write_rows(tmp_path / "anything.txt")
     (tmp_path / "gpu_metrics.csv").write_text(GPU_CSV)
 
@@ -327,13 +327,13 @@ def test_the_verb_chooses_by_content(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("text", ["tile_size,batch\n64,1\n", "", "\x89PNG\n"])
-def test_the_verb_names_what_it_knows(tmp_path: Path, text: str) -> None:
+def test_the_verb_names_what_it_knows(tmp_path, text: str) -> None:
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(UsageError, match=r"x\.csv begins with .* plot knows metrics .* and gpu"):
         run(str(tmp_path / "x.csv"))
 
 
-def test_the_verb_refuses_what_is_not_there_and_what_is_no_window(tmp_path: Path) -> None:
+def test_the_verb_refuses_what_is_not_there_and_what_is_no_window(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"none\.csv cannot be read: No such file"):
         run(str(tmp_path / "none.csv"))
     with pytest.raises(UsageError, match="--smooth -1"):

@@ -138,7 +138,7 @@ def hostile_report(folder: Path) -> Report:
                   [file])  # fmt: skip
 
 
-def test_what_others_named_is_text_everywhere(tmp_path: Path) -> None:
+def test_what_others_named_is_text_everywhere(tmp_path) -> None:
     report = hostile_report(tmp_path)
     text = html_page(report)
     page = Page(text)
@@ -176,7 +176,7 @@ def test_no_key_gets_into_a_page(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_one_file_of_each_kind(tmp_path: Path, capsys) -> None:
+def test_one_file_of_each_kind(tmp_path, capsys) -> None:
     records = str(ledger(tmp_path / "s.jsonl", sized({(32, 1): 4.0})))
     for name in ("a.html", "a.json", "a.md"):
         assert main(["report", records, "--output", str(tmp_path / name)]) == 0

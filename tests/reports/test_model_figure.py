@@ -55,7 +55,7 @@ def figure(bench: Path) -> Figure:
 
 
 @pytest.fixture
-def path(bench: Path, tmp_path: Path) -> Path:
+def path(bench: Path, tmp_path) -> Path:
     """A copy of the table to add to."""
     return Path(shutil.copy(bench, tmp_path))
 
@@ -87,7 +87,7 @@ def test_a_failure_is_drawn_in_every_panel_by_tile(figure: Figure) -> None:
     assert "2 OOM" in texts_of(figure.panels[TIME])
 
 
-def test_phases_stand_on_one_another(tmp_path: Path) -> None:
+def test_phases_stand_on_one_another(tmp_path) -> None:
     seconds = {"step": (0.1,), "forward": (0.03,), "backward": (0.05,), "optimizer": (0.02,)}
     append_csv("model", [launch(case={"mode": "train"}, samples_s=seconds)], tmp_path / "bench.csv")
     bars = [each for each in drawn(tmp_path / "bench.csv").panels[TIME].series if each.label]
@@ -106,7 +106,7 @@ def test_the_frontier(figure: Figure) -> None:
     assert frontier([]) == []
 
 
-def test_the_host_its_budget_and_a_halo_are_shown(tmp_path: Path) -> None:
+def test_the_host_its_budget_and_a_halo_are_shown(tmp_path) -> None:
     case = {"budget": 4 * GIB, "halo": 32}
     path = tmp_path / "bench.csv"
     append_csv("model", sweep(MEASURED, case=case, memory={"host_peak": 3 * GIB}), path)
@@ -132,7 +132,7 @@ def test_the_latest_row_of_a_case_is_drawn(path: Path) -> None:
     )
 
 
-def test_the_seeds_own_files_draw(tmp_path: Path) -> None:
+def test_the_seeds_own_files_draw(tmp_path) -> None:
     (tmp_path / "stage2_bench.csv").write_text(SEED_CSV)
     figure = drawn(tmp_path / "stage2_bench.csv")
     assert figure.title == "inference, cpu"
@@ -149,7 +149,7 @@ def test_the_seeds_own_files_draw(tmp_path: Path) -> None:
     assert figure.panels[MEMORY].y.name == "Peak device memory"
 
 
-def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path) -> None:
+def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path) -> None:
     records = [
         *sweep({(256, 1): 30.0}, memory={"host_peak": GIB}),
         launch(256, 1, 7, status="crash"),
@@ -169,7 +169,7 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
     ],
 )
 def test_what_differs_has_figures_of_its_own(
-    tmp_path: Path, others: list[dict[str, Any]], names: list[str], monkeypatch
+    tmp_path, others: list[dict[str, Any]], names: list[str], monkeypatch
 ) -> None:
     cells = list[int]()
     monkeypatch.setattr(model, "draw_bench", lambda label, group, source: cells.append(len(group)))
@@ -190,7 +190,7 @@ def test_what_differs_has_figures_of_its_own(
     ],
 )
 def test_a_table_of_which_nothing_can_be_drawn_is_refused(
-    text: str, message: str, tmp_path: Path
+    text: str, message: str, tmp_path
 ) -> None:
     (tmp_path / "bench.csv").write_text(text)
     with pytest.raises(UsageError, match=rf"bench\.csv (has|holds) {message}"):
@@ -224,7 +224,7 @@ def test_the_verb_refuses(path: Path) -> None:
         run(str(path), "--output", str(path.parent / "file" / "bench.png"))
 
 
-def test_whiskers_hang_on_their_own_median(tmp_path: Path) -> None:
+def test_whiskers_hang_on_their_own_median(tmp_path) -> None:
     seconds = ((0.05,) * 9 + (0.5,) * 4, (0.04,) * 9, (0.02,) * 9)
     records = [launch(256, 2, n, times) for n, times in enumerate(seconds)]
     append_csv("model", records, tmp_path / "b.csv")

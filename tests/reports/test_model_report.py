@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -122,7 +121,7 @@ def test_only_tile_and_batch_are_compared() -> None:
     ]
 
 
-def test_groups_of_rows_and_of_cells_are_the_same(tmp_path: Path) -> None:
+def test_groups_of_rows_and_of_cells_are_the_same(tmp_path) -> None:
     records = sweep(MEASURED) + sweep(MEASURED, case={"compile": True})
     append_csv("model", records, tmp_path / "bench.csv")
     measured = labelled(model_cells(records))

@@ -1,7 +1,6 @@
 """The report of a queue benchmark and its figures, from records as the simulation has them."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,7 +138,7 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_readings_alone_are_a_page_of_their_own(tmp_path: Path) -> None:
+def test_readings_alone_are_a_page_of_their_own(tmp_path) -> None:
     """What ``tune loader`` leaves."""
     ledger = tmp_path / "tuned.jsonl"
     readings = [

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ def searched(catalogue: Catalogue) -> None:
     catalogue.refresh()
 
 
-def test_a_folder_is_searched_for_runs_of_all_kinds(tmp_path: Path) -> None:
+def test_a_folder_is_searched_for_runs_of_all_kinds(tmp_path) -> None:
     training(tmp_path / "outputs" / "a")
     mlflow_store(tmp_path / "outputs" / "a" / "mlflow.db")  # the same run, which counts once
     run_folder(tmp_path / "b.zarr.penstock")
@@ -49,7 +48,7 @@ def test_a_folder_is_searched_for_runs_of_all_kinds(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_links_are_not_followed(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path) -> None:
     training(tmp_path / "elsewhere" / "a")
     mlflow_store(tmp_path / "elsewhere" / "m.db")
     named = tmp_path / "named"
@@ -59,7 +58,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert list(places_at(named)) == []
 
 
-def test_a_run_that_goes_on_moves(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_moves(tmp_path) -> None:
     folder = begun(tmp_path / "a", steps=2)
     catalogue = catalogue_of(tmp_path)
     before, version = catalogue.runs[0], catalogue.version
@@ -74,7 +73,7 @@ def test_a_run_that_goes_on_moves(tmp_path: Path) -> None:
     assert len(catalogue.details(after).curves["step_s"].values) == 5
 
 
-def test_a_training_at_work_is_running_until_it_is_not(tmp_path: Path) -> None:
+def test_a_training_at_work_is_running_until_it_is_not(tmp_path) -> None:
     from penstock.base import held_alone
 
     folder = begun(tmp_path / "a")
@@ -85,7 +84,7 @@ def test_a_training_at_work_is_running_until_it_is_not(tmp_path: Path) -> None:
     assert catalogue.runs[0].status == "unfinished"
 
 
-def test_a_ledger_that_grows_names_its_cases_anew(tmp_path: Path) -> None:
+def test_a_ledger_that_grows_names_its_cases_anew(tmp_path) -> None:
     ledger = ledger_of(tmp_path / "l.ledger", [launch(64, 1), launch(64, 1, 1)])
     catalogue = catalogue_of(tmp_path)
     assert [run.name for run in catalogue.runs] == ["model launch 2", "model launch 1"]
@@ -97,7 +96,7 @@ def test_a_ledger_that_grows_names_its_cases_anew(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_half_a_line_is_read_when_it_is_whole(tmp_path) -> None:
     ledger = ledger_of(tmp_path / "l.ledger", [launch(8)])
     line = launch(16).line().encode() + b"\n"
     with (ledger / "records.jsonl").open("ab") as file:
@@ -111,7 +110,7 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert {catalogue.details(run).settings["tile"] for run in catalogue.runs} == {"8", "16"}
 
 
-def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
+def test_runs_come_and_go_with_their_folders(tmp_path) -> None:
     training(tmp_path / "a")
     catalogue = catalogue_of(tmp_path)
     training(tmp_path / "b")
@@ -122,7 +121,7 @@ def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
     assert {run.name for run in catalogue.runs} == {"b"}
 
 
-def test_a_folder_that_is_away_is_said_until_it_is_back(tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_that_is_away_is_said_until_it_is_back(tmp_path, monkeypatch) -> None:
     training(tmp_path / "a")
     catalogue = catalogue_of(tmp_path)
     with monkeypatch.context() as away:
@@ -134,7 +133,7 @@ def test_a_folder_that_is_away_is_said_until_it_is_back(tmp_path: Path, monkeypa
     assert len(catalogue.runs) == 2 and not catalogue.notes
 
 
-def test_the_newest_run_comes_first(tmp_path: Path) -> None:
+def test_the_newest_run_comes_first(tmp_path) -> None:
     for age, name in enumerate("ab"):
         folder = begun(tmp_path / name)
         os.utime(folder / "args.json", (1e9 - age, 1e9 - age))
@@ -167,7 +166,7 @@ def test_thousands_of_runs_are_rows_and_the_rest_is_counted() -> None:
     assert data["notes"] == ["7,000 older runs are left out: name a folder that holds fewer."]
 
 
-def test_what_is_asked_for_is_picked_and_comes_first(tmp_path: Path) -> None:
+def test_what_is_asked_for_is_picked_and_comes_first(tmp_path) -> None:
     for name in "abc":
         training(tmp_path / name, learning_rate=ord(name) / 100)
     catalogue = catalogue_of(tmp_path)
@@ -181,7 +180,7 @@ def test_what_is_asked_for_is_picked_and_comes_first(tmp_path: Path) -> None:
 
 
 @needs_pages
-def test_names_of_others_end_no_block_of_data(tmp_path: Path) -> None:
+def test_names_of_others_end_no_block_of_data(tmp_path) -> None:
     training(tmp_path / "a", name=HOSTILE, tags={HOSTILE: HOSTILE}, learning_rate=HOSTILE)
     text = html_page(Report("t", ["v."]), page_data.page_data(catalogue_of(tmp_path)))
     page = Page(text)
@@ -193,7 +192,7 @@ def test_names_of_others_end_no_block_of_data(tmp_path: Path) -> None:
 
 
 @needs_pages
-def test_report_and_compare_write_the_page(tmp_path: Path, capsys) -> None:
+def test_report_and_compare_write_the_page(tmp_path, capsys) -> None:
     for name in "ab":
         training(tmp_path / "runs" / name, learning_rate=ord(name) / 100)
     page = tmp_path / "page.html"
@@ -210,7 +209,7 @@ def test_report_and_compare_write_the_page(tmp_path: Path, capsys) -> None:
 
 
 @needs_pages
-def test_a_page_of_two_ledgers_pairs_their_cases(tmp_path: Path) -> None:
+def test_a_page_of_two_ledgers_pairs_their_cases(tmp_path) -> None:
     for name, factor in (("a", 1), ("b", 2)):
         ledger_of(tmp_path / name, sized({(32, 1): 4.0 * factor, (64, 1): 12.0 * factor}))
     page = tmp_path / "page.html"

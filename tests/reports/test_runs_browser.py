@@ -65,7 +65,7 @@ def clean(browser: Browser, address: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_comparison_is_on_the_first_screen(browser: Browser, tmp_path: Path, size: str) -> None:
+def test_a_comparison_is_on_the_first_screen(browser: Browser, tmp_path, size: str) -> None:
     for name, rate in (("a", 0.1), ("b", 0.2)):
         training(tmp_path / name, learning_rate=rate)
     page = tmp_path / "page.html"
@@ -149,7 +149,7 @@ def test_a_metric_is_drawn_against_a_setting(browser: Browser, ours: Served) -> 
     clean(browser, ours.address)
 
 
-def test_a_job_that_goes_on_moves(browser: Browser, tmp_path: Path) -> None:
+def test_a_job_that_goes_on_moves(browser: Browser, tmp_path) -> None:
     living = begun(tmp_path / "living", steps=5)
     with served(tmp_path) as server:
         opened(browser, server.address)
@@ -163,9 +163,7 @@ def test_a_job_that_goes_on_moves(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("button", ["runs-csv", "curves-csv"])
-def test_what_is_picked_is_saved(
-    browser: Browser, ours: Served, tmp_path: Path, button: str
-) -> None:
+def test_what_is_picked_is_saved(browser: Browser, ours: Served, tmp_path, button: str) -> None:
     opened(browser, f"{ours.address}#pick=none")
     tick(browser, "on1")
     browser.until("!document.getElementById('compared').hidden")
@@ -184,7 +182,7 @@ def test_what_is_picked_is_saved(
         assert sum(row["metric"] == "step time" for row in rows) == 12
 
 
-def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) -> None:
+def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path) -> None:
     for name in ("a", "b"):
         folder = training(tmp_path / name, name=HOSTILE, tags={HOSTILE: HOSTILE + name},
                           learning_rate=HOSTILE + name)  # fmt: skip

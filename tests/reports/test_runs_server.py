@@ -40,7 +40,7 @@ def ours(folder: Path) -> Iterator[Served]:
     ],
 )
 def test_what_is_asked_wrongly_is_one_sentence(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch, capsys
+    words: list[str], sentence: str, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["dashboard", *words]) == 2

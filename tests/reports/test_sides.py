@@ -1,7 +1,6 @@
 """Sides of a comparison: runs phase by phase, a gate, a summary."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from .test_training_report import COMPUTING, WAITING, training
 READ = {"read": (36.0, 2.0, 4), "forward": (5.0, 5.0, 1)}
 
 
-def test_two_trainings_phase_by_phase(tmp_path: Path, capsys) -> None:
+def test_two_trainings_phase_by_phase(tmp_path, capsys) -> None:
     a, b = training(tmp_path / "a", WAITING), training(tmp_path / "b", COMPUTING)
     assert run(a, b) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -30,7 +29,7 @@ def test_two_trainings_phase_by_phase(tmp_path: Path, capsys) -> None:
     assert "samples/s 640 640 1.000 no interval" in out
 
 
-def test_runs_of_each_side_are_judged_and_what_differs_is_named(tmp_path: Path, capsys) -> None:
+def test_runs_of_each_side_are_judged_and_what_differs_is_named(tmp_path, capsys) -> None:
     for side, workers, base in (("a", 1, 10.0), ("b", 2, 5.0)):
         for number in range(4):
             folder = tmp_path / side / str(number)
@@ -45,7 +44,7 @@ def test_runs_of_each_side_are_judged_and_what_differs_is_named(tmp_path: Path, 
     assert "The gate holds: no case of 1 is slower by more than 5 %." in capsys.readouterr().out
 
 
-def test_settings_that_vary_within_a_side_tell_its_cases_apart(tmp_path: Path, capsys) -> None:
+def test_settings_that_vary_within_a_side_tell_its_cases_apart(tmp_path, capsys) -> None:
     for side in "ab":
         for batch in (1, 2):
             settings = {"batch": batch, "amp": side == "b"}
@@ -56,7 +55,7 @@ def test_settings_that_vary_within_a_side_tell_its_cases_apart(tmp_path: Path, c
     assert out.count("amp  false  true") == 2
 
 
-def test_a_gate_that_cannot_tell_ends_with_three(tmp_path: Path, capsys) -> None:
+def test_a_gate_that_cannot_tell_ends_with_three(tmp_path, capsys) -> None:
     rng = np.random.default_rng(0)
     a = store(tmp_path / "a", launches(rng, n=1))
     b = store(tmp_path / "b", launches(rng, n=1))
@@ -67,7 +66,7 @@ def test_a_gate_that_cannot_tell_ends_with_three(tmp_path: Path, capsys) -> None
     assert run(a, b) == 0  # no gate
 
 
-def test_a_summary_shows_changes_first_and_takes_names_as_text(tmp_path: Path) -> None:
+def test_a_summary_shows_changes_first_and_takes_names_as_text(tmp_path) -> None:
     rng = np.random.default_rng(0)
     a, b = (
         [
@@ -88,7 +87,7 @@ def test_a_summary_shows_changes_first_and_takes_names_as_text(tmp_path: Path) -
     assert json.loads((tmp_path / "m.json").read_text())["gate"] == ""
 
 
-def test_a_run_that_is_not_done_has_no_times(tmp_path: Path) -> None:
+def test_a_run_that_is_not_done_has_no_times(tmp_path) -> None:
     with pytest.raises(UsageError, match="is no file or folder"):
         launches_named(str(tmp_path / "main"))
     with pytest.raises(UsageError, match="holds neither records"):

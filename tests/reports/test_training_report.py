@@ -86,7 +86,7 @@ WAITING = {"data_wait": (0.6, 0.7), "forward": (0.3, 0.2), "optimizer": (0.1, 0.
 COMPUTING = {"data_wait": (0.2, 0.2), "forward": (0.7, 0.7), "optimizer": (0.1, 0.1)}
 
 
-def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path: Path) -> None:
+def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path) -> None:
     report = report_of_training(training(tmp_path / "a", WAITING))
     assert report.about[0] == f"{HOSTILE}, tagged study={HOSTILE}"
     first, speed, score, memory = report.verdict
@@ -108,7 +108,7 @@ def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path: Path) -> None
     )
 
 
-def test_what_a_training_does_not_hold_is_said(tmp_path: Path) -> None:
+def test_what_a_training_does_not_hold_is_said(tmp_path) -> None:
     bare = training(tmp_path / "a", {}, losses=(None, 0.5), ranks=[], best=None)
     text = " ".join(report_of_training(bare).verdict)
     assert "What limited it is not known: no phase of a step was timed." in text
@@ -120,7 +120,7 @@ def test_what_a_training_does_not_hold_is_said(tmp_path: Path) -> None:
     assert "It diverged: a validation loss was not finite." in report_of_training(diverged).verdict
 
 
-def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
+def test_the_rank_that_others_wait_for_is_named(tmp_path) -> None:
     phases = {"forward": (0.5, 0.5), "communication": (0.2, 0.2)}
     folder = training(tmp_path / "a", phases, world=2, slow=1.2)
     # The first rank waits for the last, which has a fifth more to do and waits less.
@@ -135,7 +135,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert untimed.verdict[-1] == why
 
 
-def test_the_page_of_a_training_has_its_curves(tmp_path: Path) -> None:
+def test_the_page_of_a_training_has_its_curves(tmp_path) -> None:
     page = page_of(report_of_training(training(tmp_path / "a", WAITING, world=2)))
     assert page.asked() == [] and sum("data-figure" in a for _, a in page.elements) == 3
     assert "val loss from 0.500 to 0.900, 0.700 in the median of 2 values" in page.text
@@ -143,7 +143,7 @@ def test_the_page_of_a_training_has_its_curves(tmp_path: Path) -> None:
     assert "<script>alert(1)</script>" in page.text  # the name of the experiment, as text
 
 
-def test_several_trainings_are_a_study_of_scaling(tmp_path: Path, capsys) -> None:
+def test_several_trainings_are_a_study_of_scaling(tmp_path, capsys) -> None:
     training(tmp_path / "runs" / "1", COMPUTING, losses=(0.9, 0.5))
     training(tmp_path / "runs" / "2", COMPUTING, world=2, seconds=6.0)
     out = tmp_path / "s.json"
@@ -166,7 +166,7 @@ def test_several_trainings_are_a_study_of_scaling(tmp_path: Path, capsys) -> Non
     assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
 
 
-def test_logs_beside_a_training_or_a_ledger_are_reported_too(tmp_path: Path, capsys) -> None:
+def test_logs_beside_a_training_or_a_ledger_are_reported_too(tmp_path, capsys) -> None:
     """Each is read once, whatever else lies in the folder."""
     out, folder = tmp_path / "s.json", tmp_path / "all"
     write = ["report", str(folder), "--output", str(out), "--overwrite"]
@@ -199,7 +199,7 @@ def test_logs_beside_a_training_or_a_ledger_are_reported_too(tmp_path: Path, cap
     assert "1.out has the run of" in capsys.readouterr().err
 
 
-def test_a_suite_comes_before_its_trainings_which_are_no_study(tmp_path: Path, capsys) -> None:
+def test_a_suite_comes_before_its_trainings_which_are_no_study(tmp_path, capsys) -> None:
     suite = tmp_path / "a" / "suite"
     for place, case in enumerate(cases(tmp_path)[:2]):
         training(suite / f"benchmark_quick_batch{place}_workers0", COMPUTING, world=1 + place)
@@ -224,7 +224,7 @@ def test_curves_of_one_colour_differ_in_their_style() -> None:
     assert figure.panels[0].x.whole
 
 
-def test_logs_of_jobs_are_a_report(tmp_path: Path, capsys) -> None:
+def test_logs_of_jobs_are_a_report(tmp_path, capsys) -> None:
     (tmp_path / "logs").mkdir()
     seed_logs(tmp_path / "logs")
     out = tmp_path / "r.json"
@@ -241,7 +241,7 @@ def test_logs_of_jobs_are_a_report(tmp_path: Path, capsys) -> None:
     assert "holds neither records" in capsys.readouterr().err
 
 
-def test_detections_are_drawn_on_their_chips(tmp_path: Path) -> None:
+def test_detections_are_drawn_on_their_chips(tmp_path) -> None:
     folder = training(tmp_path / "run", COMPUTING)
     boxes = np.array([[10, 20, 30, 50], [1, 2, 3, 4]], np.float32)
     image = np.arange(100 * 80, dtype=np.uint8).reshape(100, 80)

@@ -154,7 +154,7 @@ def test_failures_and_the_cliff_are_left_out() -> None:
     )
 
 
-def test_infer_accepts_the_yaml(tmp_path: Path) -> None:
+def test_infer_accepts_the_yaml(tmp_path) -> None:
     case = {"device": "cuda:0", "amp": True, "compile": True, "halo": 16, "channels": 4}
     advice = recommend(sized({(256, 2): 20.0, (384, 1): 60.0}, case=case))
     (path,) = write_model_yaml(advice, tmp_path / "new" / "bench.yaml")
@@ -165,7 +165,7 @@ def test_infer_accepts_the_yaml(tmp_path: Path) -> None:
     assert (config.model_type, config.devices) == ("prithvi-refiner-tiny", ("cuda:0",))
 
 
-def test_all_reasons_stand_in_the_file(tmp_path: Path) -> None:
+def test_all_reasons_stand_in_the_file(tmp_path) -> None:
     records = sized(TIMES) + sized({(512, 1): 90.0}, case={"model": "my.package:net"})
     advice = recommend([*records, launch(64, case={"model": "bad"}, status="crash")])
     (path,) = write_model_yaml(advice, tmp_path / "bench.yaml")
@@ -186,7 +186,7 @@ def test_amp_in_the_words_of_infer(case: dict[str, Any], amp: str) -> None:
 
 @pytest.mark.parametrize("mode", ["inference", "train"])
 @pytest.mark.parametrize("tf32", [False, True])
-def test_tf32_as_it_was_measured(mode: str, tf32: bool, tmp_path: Path) -> None:
+def test_tf32_as_it_was_measured(mode: str, tf32: bool, tmp_path) -> None:
     case = {"mode": mode, "device": "cuda:0", "tf32": tf32}
     records = sweep({(256, 1): 30.0}, launches=1, case=case)
     (path,) = write_model_yaml(recommend(records), tmp_path / "bench.yaml")
@@ -208,7 +208,7 @@ def test_infer_has_no_other_dtype() -> None:
     assert recommend(training).choices[0].settings["dtype"] == "bfloat16"
 
 
-def test_settings_for_training(tmp_path: Path) -> None:
+def test_settings_for_training(tmp_path) -> None:
     case = {"mode": "train", "checkpointing": True, "compile": True}
     (path,) = write_model_yaml(recommend(sized(TIMES, case=case)), tmp_path / "bench.yaml")
     assert read_yaml(path) == {
@@ -218,14 +218,14 @@ def test_settings_for_training(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--recommend .*bench\.yaml cannot be written"):
         write_model_yaml(recommend(sized(TIMES)), tmp_path / "file" / "bench.yaml")
     assert write_model_yaml(Recommendation(()), tmp_path / "none.yaml") == []
 
 
-def test_a_winner_of_one_launch_or_an_unsteady_one_is_doubted_in_its_file(tmp_path: Path) -> None:
+def test_a_winner_of_one_launch_or_an_unsteady_one_is_doubted_in_its_file(tmp_path) -> None:
     one = launch(256, 1, seconds=(0.1,) * 9)
     written = doubted([one], tmp_path)
     assert "But it was measured in one launch, and another may differ: measure again" in written

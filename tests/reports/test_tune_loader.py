@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import shlex
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,7 +111,7 @@ def test_readings_leave_out_what_was_read_beforehand() -> None:
     assert reading.launches[0].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_the_file_is_one_that_a_loader_takes(tmp_path: Path) -> None:
+def test_the_file_is_one_that_a_loader_takes(tmp_path) -> None:
     advice = recommend_loader([steady(2, 0.1)], GOAL, (1, 2), 2**20)
     file = tmp_path / "deep" / "loader.yaml"
     write_settings_yaml("--output", advice.settings, advice.sentences, file, False)
@@ -184,7 +183,7 @@ def test_queues_give_way_to_memory(data: str) -> None:
 
 
 def test_half_of_what_a_control_group_leaves_is_for_the_loader(
-    data: str, tmp_path: Path, monkeypatch
+    data: str, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{2 * needed(data, 8, 2) + 1000}\n")
     (tmp_path / "memory.current").write_text("1000\n")
@@ -201,7 +200,7 @@ def test_more_samples_in_a_batch_than_there_are_is_refused(data: str, capsys) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_loader_is_tuned_from_end_to_end(data: str, tmp_path: Path, capsys) -> None:
+def test_a_loader_is_tuned_from_end_to_end(data: str, tmp_path, capsys) -> None:
     """Steps of a microsecond cannot be fed, and those of 5 s cannot but be."""
     out = tmp_path / "loader.yaml"
     flags = "--batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
@@ -224,7 +223,7 @@ def test_a_loader_is_tuned_from_end_to_end(data: str, tmp_path: Path, capsys) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_chunks_that_were_never_written_can_be_filled(tmp_path: Path, capsys) -> None:
+def test_chunks_that_were_never_written_can_be_filled(tmp_path, capsys) -> None:
     zarr = pytest.importorskip("zarr")
     path = tmp_path / "mask.zarr"
     array = zarr.create_array(path, shape=(8, 4), chunks=(1, 4), dtype="f4", fill_value=0)

@@ -1,7 +1,6 @@
 """Logs as runs: real ones, the seed's and our own."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,12 +125,12 @@ TOLD |= {
 
 
 @pytest.mark.parametrize(("text", "values"), TOLD.values(), ids=TOLD)
-def test_what_a_log_tells(tmp_path: Path, text: str, values: dict[str, object]) -> None:
+def test_what_a_log_tells(tmp_path, text: str, values: dict[str, object]) -> None:
     (run,) = read_text(tmp_path, text)
     assert {name: getattr(run, name) for name in values} == values
 
 
-def test_our_own_log_tells_its_device_and_its_phases(tmp_path: Path) -> None:
+def test_our_own_log_tells_its_device_and_its_phases(tmp_path) -> None:
     (run,) = read_text(tmp_path, MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"}))
     assert run.on_cpu and run.settings["device"] == "cpu"
     assert [rank.rank for rank in run.ranks] == [0, 1]
@@ -142,7 +141,7 @@ def test_our_own_log_tells_its_device_and_its_phases(tmp_path: Path) -> None:
     assert exposed(Configuration((run,))) == pytest.approx((0.33 + 82.5) / 165.66)
 
 
-def test_a_file_without_an_end_of_line_costs_no_square(tmp_path: Path) -> None:
+def test_a_file_without_an_end_of_line_costs_no_square(tmp_path) -> None:
     path = tmp_path / "long.out"
     path.write_bytes(b"x" * 5_000_000 + b"\rJob ID: 3\r" + b"\xff\x1b[A" * 500_000)
     assert max(len(text_of(line)) for line in raw_lines(path)) <= 1 << 14
@@ -175,13 +174,13 @@ def test_logs_knobs_and_trackers_are_compared_by_one_list() -> None:
         "Epoch 49: 100%|██████████| 55/55 [00:02<00:00, val_acc=0.95]Total training time: 95.4 s\n",
     ],
 )
-def test_a_total_within_the_line_of_another_rank_is_found(tmp_path: Path, glued: str) -> None:
+def test_a_total_within_the_line_of_another_rank_is_found(tmp_path, glued: str) -> None:
     (run,) = read_text(tmp_path, log("7", 4, 95.23) + glued)
     assert run.rank_seconds[-1] == run.seconds == 95.40
     assert run.complete
 
 
-def test_fields_within_the_line_of_another_rank_are_found(tmp_path: Path) -> None:
+def test_fields_within_the_line_of_another_rank_are_found(tmp_path) -> None:
     text = log("7", 4, 95.23)
     for line in (
         "Max epochs: 50",
@@ -197,7 +196,7 @@ def test_fields_within_the_line_of_another_rank_are_found(tmp_path: Path) -> Non
     assert run == plainly
 
 
-def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
+def test_a_log_in_which_srun_names_the_tasks(tmp_path) -> None:
     (plainly,) = read_text(tmp_path, log("7", 4, 95.23))
     lines = log("7", 4, 95.23).replace("\r", "\n").split("\n")
     for width in (1, 2):
@@ -207,12 +206,12 @@ def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("total", ["09:15", "~362 s"])
-def test_a_total_of_several_meanings_is_refused_with_its_line(tmp_path: Path, total: str) -> None:
+def test_a_total_of_several_meanings_is_refused_with_its_line(tmp_path, total: str) -> None:
     with pytest.raises(UsageError, match=f"slurm-77.out: Total training time: {total}: '{total}'"):
         read_text(tmp_path, f"Job ID: 1\nMax epochs: 5\nTotal training time: {total}\n")
 
 
-def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path: Path) -> None:
+def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path) -> None:
     environ = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
     document = results(2, 6.90312, job="12_3")
     run_folder(tmp_path / "run", document)
@@ -221,7 +220,7 @@ def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path: Path) -> None:
     assert (run.job, run.seconds) == ("12_3", pytest.approx(7.40312))
 
 
-def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
+def test_our_log_and_our_folder_tell_the_same(tmp_path) -> None:
     document = results(2, 6.90312, job="31")
     folder = run_folder(tmp_path / "run", document, hidden_dims=[64, 32, 16], num_samples=10000)
     (path,) = write(tmp_path, {"slurm-31.out": our_log(document, {"SLURM_JOB_ID": "31"})})
@@ -238,7 +237,7 @@ def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
     assert (study.kind, len(study.points)) == ("hybrid", 2)
 
 
-def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None:
+def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path) -> None:
     document = results(1, 5.4321, epochs=2)
     folder = run_folder(tmp_path / "run", document, epochs=50, max_steps=400)
     text = our_log(document, {"SLURM_JOB_ID": "31"}, epochs=50, max_steps=400)
@@ -258,14 +257,14 @@ def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None
         ("v_num=1, val_loss=0.151,", "v_num=1, train_loss_step=nan, val_loss=0.151,"),
     ],
 )
-def test_a_loss_that_is_nan_is_told(tmp_path: Path, finite: str, nan: str) -> None:
+def test_a_loss_that_is_nan_is_told(tmp_path, finite: str, nan: str) -> None:
     text = log("7", 2, 50.0)
     (run,), (fine,) = read_text(tmp_path, text.replace(finite, nan)), read_text(tmp_path, text)
     assert run.diverged and run.complete and not fine.diverged
     assert run.val_loss is not None and math.isfinite(run.val_loss)
 
 
-def test_a_loss_of_ours_that_is_null_was_nan(tmp_path: Path) -> None:
+def test_a_loss_of_ours_that_is_null_was_nan(tmp_path) -> None:
     """JSON has no NaN."""
     document = results(1, 5.0)
     document["history"][1]["val_loss"] = None
@@ -286,7 +285,7 @@ MEMBERS = "".join(
 )
 
 
-def test_a_plain_log_of_lightning_is_of_its_members_and_finished(tmp_path: Path) -> None:
+def test_a_plain_log_of_lightning_is_of_its_members_and_finished(tmp_path) -> None:
     (run,) = read_text(tmp_path, LIGHTNING.format(members=MEMBERS))
     assert (run.devices, run.status, run.epochs, run.planned_epochs) == (4, "complete", 5, 5)
     assert (run.device, run.seconds, run.complete) == ("NVIDIA A100-SXM4-40GB", None, False)
@@ -333,12 +332,12 @@ def test_a_plain_log_of_lightning_is_of_its_members_and_finished(tmp_path: Path)
         ),
     ],
 )  # fmt: skip
-def test_what_lightning_says(tmp_path: Path, text: str, values: dict[str, object]) -> None:
+def test_what_lightning_says(tmp_path, text: str, values: dict[str, object]) -> None:
     (run,) = read_text(tmp_path, f"Job ID: 1\n{text}")
     assert {name: getattr(run, name) for name in values} == values
 
 
-def test_what_lightning_prints_to_the_error_file_counts(tmp_path: Path) -> None:
+def test_what_lightning_prints_to_the_error_file_counts(tmp_path) -> None:
     err = f"{MEMBERS}`Trainer.fit` stopped: `max_epochs=5` reached.\n"
     out, _ = write(tmp_path, {"slurm-7.out": BARS, "slurm-7.err": err})
     run = one(out)
@@ -385,12 +384,12 @@ SEVERAL: dict[str, tuple[str, list[Any]]] = {
 
 
 @pytest.mark.parametrize(("text", "runs"), SEVERAL.values(), ids=SEVERAL)
-def test_trainings_of_one_job_are_told_apart(tmp_path: Path, text: str, runs: Any) -> None:
+def test_trainings_of_one_job_are_told_apart(tmp_path, text: str, runs: Any) -> None:
     read = read_text(tmp_path, f"Job ID: 5\n{text}")
     assert [(run.devices, run.seconds, run.rank_seconds, run.epochs) for run in read] == runs
 
 
-def test_the_time_of_a_requeued_job_is_divided_by_the_epochs_that_it_did(tmp_path: Path) -> None:
+def test_the_time_of_a_requeued_job_is_divided_by_the_epochs_that_it_did(tmp_path) -> None:
     """The seed's script divides it by all of them; without a bar nobody knows how many it did."""
     end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
     first = log("9", 4, None, done=20, end=end)

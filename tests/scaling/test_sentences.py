@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -63,7 +62,7 @@ def weak_and_strong() -> list[TrainingRun]:
     return [run(1, 40), run(4, 44, **more), run(4, 12, batch=8, global_batch=32)]
 
 
-def test_of_several_kinds_each_stands_above_its_own_tables(tmp_path: Path, capsys) -> None:
+def test_of_several_kinds_each_stands_above_its_own_tables(tmp_path, capsys) -> None:
     by_kind = studies(weak_and_strong(), False)
     report = report_of_studies(weak_and_strong(), by_kind, "M")
     kinds = [chapter.title for chapter in report.chapters]

@@ -3,7 +3,6 @@
 import csv
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -74,7 +73,7 @@ def test_the_seeds_tables_to_the_letter() -> None:
     assert "\n".join(results_block(study, "MPCDF Raven")) + "\n" == RESULTS
 
 
-def test_the_seeds_tables_from_logs(tmp_path: Path, capsys) -> None:
+def test_the_seeds_tables_from_logs(tmp_path, capsys) -> None:
     paths = seed_logs(tmp_path)
     assert main(["scaling", *map(str, paths), "--machine", "MPCDF Raven"]) == 0
     out = capsys.readouterr().out

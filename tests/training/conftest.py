@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from .track_kit import served
 
 
 @pytest.fixture
-def no_tracker_set_up(monkeypatch, tmp_path: Path) -> None:
+def no_tracker_set_up(monkeypatch, tmp_path) -> None:
     """No key, server or store of the user's; the processes of trackers keep to one thread."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

@@ -49,7 +49,7 @@ def metrics_in(messages: list[dict[str, Any]]) -> Series:
 
 
 def test_without_a_key_comet_is_an_archive_and_a_run_that_goes_on_two_of_one_experiment(
-    tmp_path: Path, monkeypatch
+    tmp_path, monkeypatch
 ) -> None:
     import torch
 
@@ -99,7 +99,7 @@ def at_home(folder: Path, *settings: dict[str, str]) -> dict[str, str]:
     return variables
 
 
-def test_where_nothing_is_set_comet_s_own_address_is_asked(tmp_path: Path) -> None:
+def test_where_nothing_is_set_comet_s_own_address_is_asked(tmp_path) -> None:
     """By a process of its own with an empty home; another address may stand in a file of Comet's,
     in a variable, or in the key itself. A key from a file is no variable's, and still not told."""
     code = "from penstock.base import scrub\n"
@@ -137,9 +137,7 @@ def trained(environment: dict[str, str], out: Path, *more: str) -> tuple[dict[st
     return tracker, said
 
 
-def test_a_key_without_a_network_is_an_archive_that_comet_uploads(
-    cloud: Cloud, tmp_path: Path
-) -> None:
+def test_a_key_without_a_network_is_an_archive_that_comet_uploads(cloud: Cloud, tmp_path) -> None:
     """And the same training as its folder, and as its log, which has few digits."""
     out, log = tmp_path / "out", tmp_path / "slurm-31.out"
     home = at_home(tmp_path / "home", {"COMET_API_KEY": KEY, "SLURM_JOB_ID": "31"})
@@ -161,7 +159,7 @@ def test_a_key_without_a_network_is_an_archive_that_comet_uploads(
     assert {each["offline"] for each in cloud.posted("add/run")} == {True}
 
 
-def test_comet_is_live_with_no_setting_but_a_key(cloud: Cloud, tmp_path: Path) -> None:
+def test_comet_is_live_with_no_setting_but_a_key(cloud: Cloud, tmp_path) -> None:
     import torch
 
     environment = at_home(tmp_path / "home", cloud.environment(), {"COMET_API_KEY": KEY})

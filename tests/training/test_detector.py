@@ -94,7 +94,7 @@ def workload_of(chips: dict[str, Path], out: Path, **changes: Any) -> DetectorWo
 
 
 @pytest.mark.slow
-def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_path: Path) -> None:
+def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_path) -> None:
     shutil.copytree(chips["train_chips_path"], tmp_path / "copy")
     files = dict.fromkeys(("train_label_file", "val_label_file", "val_data_root"))
     same = workload_of(chips | files, tmp_path, val_chips_path=tmp_path / "copy")
@@ -105,7 +105,7 @@ def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_pa
 
 @pytest.mark.slow
 def test_the_detector_takes_steps_and_is_scored(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch
+    chips: dict[str, Path], tmp_path, monkeypatch
 ) -> None:
     lighten(monkeypatch)
     results = train_workload("detector", detector_config(chips, tmp_path))
@@ -124,7 +124,7 @@ def test_the_detector_takes_steps_and_is_scored(
 
 @pytest.mark.slow
 def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch
+    chips: dict[str, Path], tmp_path, monkeypatch
 ) -> None:
     lighten(monkeypatch)
 
@@ -141,7 +141,7 @@ def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
 
 @pytest.mark.slow
 def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
-    chips: dict[str, Path], tmp_path: Path
+    chips: dict[str, Path], tmp_path
 ) -> None:
     """From the same weights, as a rate of next to nothing leaves them; each chip counts once,
     though two ranks of batches of 3 are given some of them twice."""
@@ -161,7 +161,7 @@ def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
         assert two[name] == pytest.approx(one[name], abs=1e-6), name
 
 
-def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path) -> None:
+def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path) -> None:
     """Each chip tells of all that it sees; what is not in its core is left out, none is lost."""
 
     import torch
@@ -207,13 +207,13 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
     ],
 )
 def test_bad_input_of_the_detector(
-    changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path: Path
+    changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path
 ) -> None:
     with pytest.raises(UsageError, match=message):
         workload_of(chips, tmp_path, **changes)
 
 
-def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
+def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path) -> None:
     lines = chips["train_label_file"].read_text().splitlines(keepends=True)
     other = tmp_path / "other.csv"
     changed = {"train_label_file": other}
@@ -237,7 +237,7 @@ def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Pat
     ],
 )
 def test_chips_that_were_cut_otherwise_are_not_validated_on(
-    key: str, value: Any, sentence: str, chips: dict[str, Path], tmp_path: Path
+    key: str, value: Any, sentence: str, chips: dict[str, Path], tmp_path
 ) -> None:
     shutil.copytree(chips["val_chips_path"], tmp_path / "val")
     for path in (tmp_path / "val").rglob("*.json"):
@@ -248,7 +248,7 @@ def test_chips_that_were_cut_otherwise_are_not_validated_on(
 
 
 def test_what_is_found_in_a_scene_without_an_object_is_false(
-    chips: dict[str, Path], tmp_path: Path
+    chips: dict[str, Path], tmp_path
 ) -> None:
     """Its chips are background to train on, and count in the score."""
     shutil.copytree(chips["val_chips_path"], tmp_path / "val")
@@ -269,9 +269,7 @@ def test_what_is_found_in_a_scene_without_an_object_is_false(
     assert workload.scores({0: answer})["val_loc_fscore"] == 0
 
 
-def test_scenes_that_chips_were_not_cut_from_are_refused(
-    chips: dict[str, Path], tmp_path: Path
-) -> None:
+def test_scenes_that_chips_were_not_cut_from_are_refused(chips: dict[str, Path], tmp_path) -> None:
     """A root is the folder of the split, or the one above it."""
 
     data = chips["val_data_root"].parent
@@ -293,7 +291,7 @@ def test_scenes_that_chips_were_not_cut_from_are_refused(
 
 @pytest.mark.slow
 def test_what_it_was_measured_with_is_recorded(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch
+    chips: dict[str, Path], tmp_path, monkeypatch
 ) -> None:
     from penstock.models import compiled_operators
 

@@ -97,7 +97,7 @@ def settings_of(roots: dict[str, Path], out: Path, **changes: Any) -> TrainConfi
 
 
 @pytest.mark.slow
-def test_an_epoch_in_pieces_is_the_same_epoch(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_an_epoch_in_pieces_is_the_same_epoch(roots: dict[str, Path], tmp_path) -> None:
     """Even where the run is stopped inside a piece."""
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -114,7 +114,7 @@ def test_an_epoch_in_pieces_is_the_same_epoch(roots: dict[str, Path], tmp_path: 
 
 
 @pytest.mark.slow
-def test_validating_on_what_is_trained_on_is_told(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_validating_on_what_is_trained_on_is_told(roots: dict[str, Path], tmp_path) -> None:
     (tmp_path / "packed").symlink_to(roots["train_data_root"])
     same = settings_of(roots, tmp_path / "out", max_steps=1, val_data_root=tmp_path / "packed")
     said: list[str] = []
@@ -122,7 +122,7 @@ def test_validating_on_what_is_trained_on_is_told(roots: dict[str, Path], tmp_pa
     assert "13 of 13 samples of --val-data-root" in " ".join(said)
 
 
-def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path) -> None:
     import torch
 
     from penstock.training.workloads.emulator_workload import EmulatorWorkload
@@ -146,7 +146,7 @@ def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path
     assert scores["val_rmse_a"] == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_path) -> None:
     from penstock.training.workloads.emulator_workload import EmulatorWorkload
 
     model: Any = EmulatorWorkload(settings_of(roots, tmp_path)).model()
@@ -155,7 +155,7 @@ def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_pa
 
 
 @pytest.mark.slow
-def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path: Path) -> None:
+def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path) -> None:
     """12 samples by twos on each rank, or by fours; the loader gives each rank its share."""
 
     import torch
@@ -181,7 +181,7 @@ def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path: Path) 
         assert two["final"][name] == pytest.approx(value, rel=1e-3), name
 
 
-def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path) -> None:
     """A field that is unknown in one place, as an ocean's on land."""
     import torch
 
@@ -222,7 +222,7 @@ def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ERA.is_file(), reason=f"{ERA} is not here")
-def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_path: Path) -> None:
+def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_path) -> None:
     """Trained from January to July, judged from July to January, by its last weights."""
 
     for name, offset, target in (("train", "0", "1"), ("val", "1", "0")):
@@ -247,7 +247,7 @@ def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_pa
     ],
 )
 def test_bad_input_of_the_emulator(
-    changes: dict[str, Any], message: str, roots: dict[str, Path], tmp_path: Path
+    changes: dict[str, Any], message: str, roots: dict[str, Path], tmp_path
 ) -> None:
     with pytest.raises(UsageError, match=message):
         train_workload("emulator", settings_of(roots, tmp_path, **changes))

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,9 +89,7 @@ def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_signalled_as_it_begins_works_all_the_same(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_a_worker_that_is_signalled_as_it_begins_works_all_the_same(tmp_path, monkeypatch) -> None:
     """A batch system signals every process of a job, whatever it is at."""
     from torch.utils.data._utils import signal_handling
 
@@ -127,7 +124,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_script_whose_training_fails_comes_to_its_end(tmp_path: Path) -> None:
+def test_a_script_whose_training_fails_comes_to_its_end(tmp_path) -> None:
     """Its traceback holds the iterator whose workers multiprocessing would wait for."""
     (tmp_path / "failing.py").write_text(FAILING)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

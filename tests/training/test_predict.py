@@ -86,7 +86,7 @@ def predicted(run: Path, root: Path, out: Path, **changes: Any) -> PredictionSum
 
 
 @pytest.mark.slow
-def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path) -> None:
+def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path) -> None:
     """The other way to the same: cut into chips, stored, read by number, joined by the workload."""
     import torch
 
@@ -123,7 +123,7 @@ def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_command_writes_a_submission_that_is_scored(
-    data: Path, run: Path, tmp_path: Path, capsys
+    data: Path, run: Path, tmp_path, capsys
 ) -> None:
     results = json.loads((run / "training_results.json").read_text())
     threshold = results["history"][0]["val_best_threshold"]
@@ -150,7 +150,7 @@ def test_the_command_writes_a_submission_that_is_scored(
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
-    data: Path, run: Path, tmp_path: Path, monkeypatch
+    data: Path, run: Path, tmp_path, monkeypatch
 ) -> None:
     from penstock.training import predict
 
@@ -184,7 +184,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
 
 
 @pytest.mark.slow
-def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: Path) -> None:
+def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path) -> None:
     import rasterio
 
     from penstock.training.workloads.detector_workload import _SAME_OBJECT
@@ -204,9 +204,7 @@ def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_what_the_user_says_comes_before_what_the_run_says(
-    data: Path, run: Path, tmp_path: Path
-) -> None:
+def test_what_the_user_says_comes_before_what_the_run_says(data: Path, run: Path, tmp_path) -> None:
     root = data / "data" / "validation"
     done = predicted(run, root, tmp_path / "q.csv", overlap=24, score_threshold=0.3)
     assert done.windows == 9 and done.settings.threshold == 0.3
@@ -220,7 +218,7 @@ def test_what_the_user_says_comes_before_what_the_run_says(
 
 @pytest.mark.parametrize("verb", mainly(["predict", "train"], 0))
 def test_a_device_that_is_not_there_is_refused(
-    verb: str, data: Path, run: Path, tmp_path: Path, monkeypatch, capsys
+    verb: str, data: Path, run: Path, tmp_path, monkeypatch, capsys
 ) -> None:
     import torch
 
@@ -281,7 +279,7 @@ def test_bad_input_is_one_sentence_and_exit_2(
     written: dict[str, str],
     data: Path,
     run: Path,
-    tmp_path: Path,
+    tmp_path,
     capsys,
 ) -> None:
     """Said by flags, or by what is gone and what is written among a good run and its scenes."""

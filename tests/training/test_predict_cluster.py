@@ -24,7 +24,7 @@ SETTINGS = ["--channels", "vh,vv,bathymetry", "--backbone", "mobilenet", "--chip
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Path:
+def place(tmp_path, monkeypatch) -> Path:
     """A folder with scenes and the weights of a detector that has learnt nothing."""
     import torch
 

@@ -55,7 +55,7 @@ def test_fabric_hears_the_version_of_torchmetrics_alone(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_path) -> None:
     import torch
 
     alone = build(
@@ -90,7 +90,7 @@ def test_ranks_tell_what_summing_costs_them(two_ranks: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_agree_to_stop_and_go_on(tmp_path: Path, monkeypatch) -> None:
+def test_ranks_agree_to_stop_and_go_on(tmp_path, monkeypatch) -> None:
     """With dropout, so that each rank must go on with random numbers of its own; with 71 samples
     for two ranks with batches of 4, so that the last one is filled up. What goes on does so under
     torchrun, and with another seed of Python's hashes."""
@@ -128,7 +128,7 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
     raised: BaseException | None,
     caught: type[BaseException] | None,
     done: list[str],
-    tmp_path: Path,
+    tmp_path,
     monkeypatch,
 ) -> None:
     """NCCL's group ends for all ranks at once, and the others are in the middle of a sum. Those
@@ -161,7 +161,7 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
 
 
 @pytest.mark.slow
-def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
+def test_one_rank_that_fails_ends_them_all(tmp_path) -> None:
     """Without a launcher that would end them, too."""
     words = ["tests.training.spirals:DamagedForOne", "--num-samples", "115", "--batch-size", "4"]
     done = forked_ranks(tmp_path / "out", *words)
@@ -169,7 +169,7 @@ def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
     assert "penstock train: sample 17 is damaged" in done.said
 
 
-def test_ranks_without_distributed_are_refused(tmp_path: Path, monkeypatch) -> None:
+def test_ranks_without_distributed_are_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="4 ranks were started, and without --distributed"):
         train_workload("spiral", config_of(tmp_path))

@@ -58,7 +58,7 @@ def history(out: Path) -> list[dict[str, Any]]:
     ],
 )
 def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
-    whole: Path, tmp_path: Path, step: int, workers: int
+    whole: Path, tmp_path, step: int, workers: int
 ) -> None:
     """There are 8 steps to an epoch: inside the first, at its end, inside the second, ..."""
 
@@ -84,7 +84,7 @@ def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
 
 
 @pytest.mark.slow
-def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
+def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path) -> None:
     class Crash(Exception):
         pass
 
@@ -103,7 +103,7 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
+def test_more_steps_go_on_inside_the_epoch(tmp_path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train_workload("spiral", config_of(whole, max_steps=13))
     first = train_workload("spiral", config_of(parts, max_steps=10))
@@ -115,7 +115,7 @@ def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
-    whole: Path, tmp_path: Path, monkeypatch
+    whole: Path, tmp_path, monkeypatch
 ) -> None:
     """The first progress is told at the end of the first epoch."""
     monkeypatch.setattr(PhaseTimer, "drain_every", 50)
@@ -127,7 +127,7 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path: Path) -> None:
+def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path) -> None:
     """As if the run had been killed between the last state and the files of the best one."""
 
     import torch
@@ -140,7 +140,7 @@ def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path: Path) -
     assert_same(*best)
 
 
-def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> None:
+def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path) -> None:
     from penstock.training.ranks import Stop
 
     def look(now: Any) -> None:
@@ -155,7 +155,7 @@ def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> 
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
-    tmp_path: Path, capsys, monkeypatch
+    tmp_path, capsys, monkeypatch
 ) -> None:
     """What is said of how to go on is true: with nothing saved, and with something."""
 
@@ -188,9 +188,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full")
 @pytest.mark.parametrize(("folder", "file"), [("checkpoints", "last.pt"), ("run", "args.json")])
-def test_a_full_disk_is_named_with_the_file(
-    folder: str, file: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_full_disk_is_named_with_the_file(folder: str, file: str, tmp_path, monkeypatch) -> None:
     """torch tells of a full disk that a position is unexpected."""
     real = files._draft
 
@@ -208,7 +206,7 @@ def test_a_full_disk_is_named_with_the_file(
     assert not list(out.rglob("*.part")) and not (out / "checkpoints" / "last.pt").exists()
 
 
-def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: Path) -> None:
+def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path) -> None:
     said: list[str] = []
     results = train_workload(
         "spiral", config_of(tmp_path / "new", epochs=1, resume=True), say=said.append
@@ -223,7 +221,7 @@ def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: 
     assert (tmp_path / "new" / "best_model.pth").exists()
 
 
-def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
+def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     train_workload("spiral", config_of(tmp_path, epochs=1))
     assert signal.getsignal(signal.SIGTERM) is before

@@ -2,7 +2,6 @@
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ CHANNELS = {"labels": FOUR}
 
 
 @pytest.fixture
-def pairs_of(tmp_path: Path) -> Any:
+def pairs_of(tmp_path) -> Any:
     def make(target: NDArray[Any], source: NDArray[Any] = IMAGE, **changes: Any) -> TrainConfig:
         for name, array in (("in", source), ("target", target)):
             np.save(tmp_path / f"{name}.npy", array)
@@ -98,7 +97,7 @@ def test_the_kind_of_a_target_is_found_and_said(name: str, pairs_of: Any) -> Non
     ],
 )
 def test_a_training_says_what_its_head_is(
-    name: str, model: str, head: tuple[str, ...], pairs_of: Any, tmp_path: Path
+    name: str, model: str, head: tuple[str, ...], pairs_of: Any, tmp_path
 ) -> None:
     config = pairs_of(TARGETS[name][0], model=model, epochs=3, learning_rate=0.03)
     results = train_workload("pairs", config)
@@ -129,7 +128,7 @@ HALF = (IMAGE * 0.5 + 70).astype(np.uint16)
     [(TEMPERATURE, "scores", {"val_psnr"}), (HALF, "intensity", {"val_psnr", "val_psnr_input"})],
 )
 def test_an_image_has_a_scale_of_its_own(
-    target: NDArray[Any], kind: str, scores: set[str], pairs_of: Any, tmp_path: Path
+    target: NDArray[Any], kind: str, scores: set[str], pairs_of: Any, tmp_path
 ) -> None:
     """A temperature from an image, which on the image's scale would be one number; and an image."""
     results = train_workload("pairs", pairs_of(target, learning_rate=0.02, epochs=2))
@@ -153,7 +152,7 @@ def test_an_input_is_compared_on_the_scale_of_the_target(pairs_of: Any) -> None:
     assert results["final"]["val_psnr_input"] == pytest.approx(psnr, abs=0.01)
 
 
-def test_a_record_that_is_none_or_damaged(tmp_path: Path) -> None:
+def test_a_record_that_is_none_or_damaged(tmp_path) -> None:
     weights = tmp_path / "best_model.pth"
     assert read_training_record(weights).heads == {}
     (tmp_path / "args.json").write_text('{"workload": "spiral"}')

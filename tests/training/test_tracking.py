@@ -50,7 +50,7 @@ def calls_of(work: Any) -> list[str]:
     return [name for name in names if name != "sys.setprofile"]
 
 
-def stand_in(tmp_path: Path, monkeypatch, shell: str) -> Tracking:
+def stand_in(tmp_path, monkeypatch, shell: str) -> Tracking:
     """A tracked run whose tracker's process is a shell script."""
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{shell}\n")
@@ -61,7 +61,7 @@ def stand_in(tmp_path: Path, monkeypatch, shell: str) -> Tracking:
     return Tracking(config, facts_of(config))
 
 
-def test_a_step_writes_nothing_and_waits_for_nobody(tmp_path: Path, monkeypatch) -> None:
+def test_a_step_writes_nothing_and_waits_for_nobody(tmp_path, monkeypatch) -> None:
     watched = stand_in(tmp_path, monkeypatch, "exec cat")
     times = {"step": 0.01, "forward": 0.004}
     assert calls_of(lambda: watched.step(3, 0, 0.5, 0.001, times)) == []  # one remainder only
@@ -72,7 +72,7 @@ def test_a_step_writes_nothing_and_waits_for_nobody(tmp_path: Path, monkeypatch)
     watched.finish("complete", {})
 
 
-def test_a_tracker_that_hangs_costs_metrics_and_no_time(tmp_path: Path, monkeypatch) -> None:
+def test_a_tracker_that_hangs_costs_metrics_and_no_time(tmp_path, monkeypatch) -> None:
     """Its process reads nothing. The queue fills; at the end it is killed."""
     monkeypatch.setattr(tracking, "COMPLETE_WITHIN_S", 0.2)
     watched = stand_in(tmp_path, monkeypatch, "exec sleep 600")
@@ -88,9 +88,7 @@ def test_a_tracker_that_hangs_costs_metrics_and_no_time(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(tmp_path, monkeypatch) -> None:
     watched = stand_in(tmp_path, monkeypatch, "exec sleep 600")
     asked = iter([False] * 30)
     said: list[str] = []
@@ -99,7 +97,7 @@ def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(
     assert outcome["status"] == "failed"
 
 
-def test_a_tracker_whose_process_fails_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_a_tracker_whose_process_fails_is_told(tmp_path, monkeypatch) -> None:
     (outcome,) = stand_in(tmp_path, monkeypatch, "exit 3").finish("complete", {})
     assert (outcome["status"], outcome["error"]) == ("failed", "its process ended early")
 
@@ -136,7 +134,7 @@ def assert_in_tensorboard(out: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @needs["tensorboard"]
-def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(tmp_path: Path, monkeypatch) -> None:
+def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(tmp_path, monkeypatch) -> None:
     import torch
 
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
@@ -176,7 +174,7 @@ def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(tmp_path: Path, m
 
 @pytest.mark.slow
 @needs["tensorboard"]
-def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
+def test_only_the_first_of_two_ranks_tells(tmp_path) -> None:
     words = ["spiral", *WORDS, "--track", "tensorboard", "--profile", "--profile-steps", "2"]
     done = forked_ranks(tmp_path / "run", *words)
     assert done.codes == [0, 0], done.said
@@ -221,7 +219,7 @@ class Refusing(trackers.Tracker):
     def finalize(self, status: str) -> None: ...
 
 
-def test_a_tracker_that_was_gone_goes_on_in_its_run(tmp_path: Path, monkeypatch) -> None:
+def test_a_tracker_that_was_gone_goes_on_in_its_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", KEY)
     monkeypatch.setitem(trackers.TRACKERS, "mlflow", Refusing)
     monkeypatch.setattr(Refusing, "opened", [], raising=False)
@@ -244,7 +242,7 @@ def test_a_tracker_that_was_gone_goes_on_in_its_run(tmp_path: Path, monkeypatch)
     assert said == ["mlflow at track/away: ConnectionError: it is away with *** (the run goes on)"]
 
 
-def test_what_a_tracker_left_is_never_the_run_s(tmp_path: Path) -> None:
+def test_what_a_tracker_left_is_never_the_run_s(tmp_path) -> None:
     """A state that no tracker wrote is that of a run that has not begun there."""
     (tmp_path / "track").mkdir()
     for text in ("torn{", "[3]", '{"where": "x", "sent": null}'):
@@ -252,7 +250,7 @@ def test_what_a_tracker_left_is_never_the_run_s(tmp_path: Path) -> None:
         assert TrackerState.load(tmp_path, "comet") == TrackerState()
 
 
-def test_a_run_without_room_for_its_metrics_goes_on(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_without_room_for_its_metrics_goes_on(tmp_path, monkeypatch) -> None:
     """The rows of its machine can be neither put away nor written."""
     (tmp_path / "run" / "track" / "metrics-2.jsonl" / "full").mkdir(parents=True)
     (tmp_path / "run" / "track" / "metrics.jsonl").mkdir()
@@ -280,7 +278,7 @@ def test_an_unknown_tracker_is_refused(capsys) -> None:
 
 @pytest.mark.parametrize("name", trackers.TRACKERS)
 def test_a_library_that_is_missing_is_named_before_anything_is_written(
-    name: str, tmp_path: Path, monkeypatch
+    name: str, tmp_path, monkeypatch
 ) -> None:
     package = tracking.PACKAGES[name][0]
     monkeypatch.setitem(sys.modules, package, None)
