@@ -122,9 +122,7 @@ def run_anew(work: Iterable[tuple[str, str | list[str]]]) -> None:
         *(pytest.param({t}, id=t, marks=pytest.mark.slow) for t in sorted(IN_TREE - {"A verb"})),
     ],
 )
-def test_what_is_added_inside_penstock_runs(
-    titles: set[str], tree: Path, monkeypatch, capsys
-) -> None:
+def test_what_is_added_inside_runs(titles: set[str], tree: Path, monkeypatch, capsys) -> None:
     work: list[tuple[str, str | list[str]]] = []
     shown = []
     for step in (step for title in sorted(titles) for step in recipe(title)):

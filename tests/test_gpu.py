@@ -170,9 +170,7 @@ def test_nothing_of_a_job_stays_on_the_device() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("knobs", [{"amp": "off", "tf32": False}, {"tf32": True}, {"amp": "fp16"}])
-def test_the_plan_holds_what_the_device_takes_workspaces_of_cudnn_included(
-    knobs: dict[str, Any],
-) -> None:
+def test_the_plan_holds_what_the_device_and_cudnn_take(knobs: dict[str, Any]) -> None:
     import torch
 
     volume = np.random.default_rng(4).normal(size=(140, 150, 160)).astype("float32")
@@ -370,9 +368,7 @@ def pairs(device: str, tmp_path) -> dict[str, Any]:
     return knobs
 
 
-def test_mixed_precision_learns_with_clipped_gradients(
-    device: str, pairs: dict[str, Any], tmp_path
-) -> None:
+def test_mixed_precision_learns_if_clipped(device: str, pairs: dict[str, Any], tmp_path) -> None:
     """By the command; and it goes on with the scaler, which only CUDA's half precision has."""
     out = tmp_path / "out"
     words = [part for name, value in pairs.items() for part in (f"--{name}", str(value))]

@@ -82,9 +82,7 @@ INFER, LOADER = ["infer", "--in-spec", "in.zarr", *KNOBS], ["bench", "loader", "
     [*((kind, INFER) for kind in FILES), slowly(("v3", LOADER)), slowly(("nested", LOADER))],
 )
 @pytest.mark.usefixtures("few_addresses")
-def test_what_metadata_claims_is_checked_before_memory_is_taken(
-    kind: str, words: list[str], capsys
-) -> None:
+def test_what_metadata_claims_is_checked_at_first(kind: str, words: list[str], capsys) -> None:
     name, text, sentence = FILES[kind]
     Path("in.zarr").mkdir()
     Path("in.zarr", name).write_text(text)

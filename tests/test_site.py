@@ -73,9 +73,7 @@ def errors(browser: Browser) -> list[dict[str, Any]]:
     return [each for each in browser.complaints() if each["params"].get("type") != "log"]
 
 
-def test_a_reader_finds_a_flag_by_the_search_and_reads_it_on_a_phone(
-    site: Path, browser: Browser
-) -> None:
+def test_a_reader_finds_a_flag_by_search_and_on_a_phone(site: Path, browser: Browser) -> None:
     browser.open(site / "index.html")
     assert errors(browser) == []
     browser.go(f"{(site / 'search.html').as_uri()}?q=min-blend-weight")

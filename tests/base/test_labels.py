@@ -46,9 +46,7 @@ def test_yaml_and_python_give_a_mapping() -> None:
         ({"name": "a" * 10_000_000}, "has 10000000 characters, and 120 are the most"),
     ],
 )
-def test_what_is_no_label_is_refused_in_one_short_sentence(
-    settings: dict[str, Any], said: str
-) -> None:
+def test_what_is_no_label_is_refused_in_a_sentence(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as error:
         build(Labels, settings)
     assert len(str(error.value)) < 200

@@ -52,9 +52,7 @@ def wanted() -> bool:
 
 
 @pytest.mark.usefixtures("_zoo")
-def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_launch_runs_where_the_client_began_and_says_where_it_ran(tmp_path, monkeypatch) -> None:
     for name, number in {"OMP": 1, "MKL": 4, "OPENBLAS": 1}.items():  # those of the worker
         monkeypatch.setenv(f"{name}_NUM_THREADS", str(number))
     (tmp_path / "data.txt").write_text("of the client")

@@ -84,9 +84,7 @@ def _short(batch: dict[str, Any], number: int) -> dict[str, Any]:
         (_short, r"a batch has \[1\] rows, not 2"),
     ],
 )
-def test_what_a_loader_got_wrong_is_a_wrong_result(
-    data: Path, monkeypatch, damage: Any, said: str
-) -> None:
+def test_what_a_loader_got_wrong_is_told(data: Path, monkeypatch, damage: Any, said: str) -> None:
     make = by_name.make_contender
     monkeypatch.setattr(
         measured_by, "make_contender", lambda *args, **how: _Damaging(make(*args, **how), damage)

@@ -159,9 +159,7 @@ def test_the_limit_of_each_tile(fake: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--find-limit",)])
-def test_a_budget_that_holds_no_launch_is_refused(
-    fake: Path, capsys, words: tuple[str, ...]
-) -> None:
+def test_a_budget_for_no_launch_is_refused(fake: Path, capsys, words: tuple[str, ...]) -> None:
     assert bench("--budget", "1KiB", *words) == 2
     reason = "holds no launch: Python, torch and the weights take 1.99 KiB before the first sample"
     assert f"--budget 1.00 KiB {reason}" in capsys.readouterr().err

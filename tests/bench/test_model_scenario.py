@@ -253,9 +253,7 @@ def test_the_memory_of_a_card_is_what_torch_says(nets: str, monkeypatch) -> None
     assert (case["device"], facts["device_memory"]) == ("cuda:0", 10 * 2**30)
 
 
-def test_the_driver_is_asked_before_the_launch_holds_any_of_the_card(
-    nets: str, monkeypatch
-) -> None:
+def test_the_driver_is_asked_before_the_launch_holds_memory(nets: str, monkeypatch) -> None:
     order = []
 
     class Driver:

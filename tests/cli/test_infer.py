@@ -144,9 +144,7 @@ def test_the_seeds_own_command_runs_over_a_real_s3_server(
     assert safetensors.torch  # the other format that --weights takes
 
 
-def test_underscores_dashes_yaml_and_flags_say_the_same(
-    volume: np.ndarray, tmp_path, capsys
-) -> None:
+def test_underscores_dashes_yaml_and_flags_agree(volume: np.ndarray, tmp_path, capsys) -> None:
     volume = volume[..., :16, :24, :24]
     source = zarr(tmp_path / "in.zarr", volume)
     settings = {"in_spec": str(source), "out-spec": str(tmp_path / "a.zarr"),
@@ -344,9 +342,7 @@ def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
         assert (read(tmp_path / "out.zarr/0") == volume).all()
 
 
-def test_progress_that_cannot_be_told_ends_no_job(
-    volume: np.ndarray, tmp_path, monkeypatch
-) -> None:
+def test_progress_that_is_not_told_ends_no_job(volume: np.ndarray, tmp_path, monkeypatch) -> None:
     class FullDisk(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")

@@ -330,9 +330,7 @@ def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(now: list
         wait.wait(0)
 
 
-def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
-    now: list[float],
-) -> None:
+def test_workers_that_die_and_come_again_end_no_wait_without_progress(now: list[float]) -> None:
     wait = Workers(None, "local", 300)
     for now[0] in range(0, 1000, 100):  # each death is followed by progress
         wait.gone = [None]

@@ -162,9 +162,7 @@ def saved_in(out: Path) -> None:
     [('{"launch": {"job_id": "77"}}', "job 77"), ('{"launch": {"job_id": null}}', "no job"),
      ("{}", "no job"), ("[3]", "no job")],
 )  # fmt: skip
-def test_a_job_goes_on_with_no_run_but_its_own(
-    text: str, whose: str, saved: bool, tmp_path
-) -> None:
+def test_a_job_goes_on_with_its_own_run_alone(text: str, whose: str, saved: bool, tmp_path) -> None:
     """Its first life may have ended before it had begun; what lies there is another's then."""
     (tmp_path / "args.json").write_text(text)
     if saved:

@@ -53,9 +53,7 @@ def until_ended(cluster: Cluster, *jobs: str) -> dict[str, list[JobState]]:
     return job_states(jobs)
 
 
-def test_an_array_of_a_program_with_an_element_that_dies(
-    cluster: Cluster, tmp_path, capsys
-) -> None:
+def test_an_array_of_a_program_whose_element_dies(cluster: Cluster, tmp_path, capsys) -> None:
     say = 'echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"; '
     die = "[ $SLURM_ARRAY_TASK_ID != 3 ] || kill -9 $$"
     out = tmp_path / "out"
@@ -92,9 +90,7 @@ def test_a_chain_whose_first_job_fails_runs_its_last_and_nothing_waits_for_ever(
     assert "CANCELLED, DependencyNeverSatisfied" in capsys.readouterr().out
 
 
-def test_a_chain_of_which_slurm_refuses_a_job_is_cancelled(
-    cluster: Cluster, tmp_path, capsys
-) -> None:
+def test_a_chain_whose_job_slurm_refuses_is_cancelled(cluster: Cluster, tmp_path, capsys) -> None:
     words = "infer --model-type identity --in-spec a --out-spec b --normalize percentile".split()
     folder = ["--folder", str(tmp_path)]
     assert main(["slurm", "submit", *folder, *ONE_OF_EACH, "--array", "5000", "--", *words]) == 2
@@ -121,9 +117,7 @@ def test_a_job_that_a_job_submits_is_no_element_and_no_restart(
     assert (tmp_path / f"slurm-{job}.out").read_text() == f"{job} None\n"
 
 
-def test_an_infer_in_parts_of_which_one_dies_is_done_again(
-    cluster: Cluster, tmp_path, capsys
-) -> None:
+def test_an_infer_of_which_a_part_dies_is_done_again(cluster: Cluster, tmp_path, capsys) -> None:
     zarr = pytest.importorskip("zarr")
     (tmp_path / "model.py").write_text(
         "import os, pathlib, sys, torch\n"

@@ -151,9 +151,7 @@ def test_a_study_ends_and_leaves_its_results(whole: Path, capsys) -> None:
     assert halves[0]["steps"] == 2 * halves[1]["steps"]
 
 
-def test_torchrun_on_each_of_two_machines_trains_the_same(
-    cluster: Cluster, whole: Path, tmp_path
-) -> None:
+def test_torchrun_on_two_machines_trains_the_same(cluster: Cluster, whole: Path, tmp_path) -> None:
     output = tmp_path / "out" / "whole"
     line = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
@@ -200,9 +198,7 @@ def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
     assert "COMPLETED, 1 restart" in capsys.readouterr().out
 
 
-def test_a_job_that_is_preempted_comes_back_and_goes_on(
-    cluster: Cluster, whole: Path, tmp_path
-) -> None:
+def test_a_preempted_job_comes_back_and_goes_on(cluster: Cluster, whole: Path, tmp_path) -> None:
     job = start_training(cluster, tmp_path)
     ended = cluster.say(
         "sbatch", "--parsable", "--partition=high", "--exclusive", "--nodes=2",

@@ -186,9 +186,7 @@ HOSTILE = TEXT | st.sampled_from(
     HOSTILE,
     HOSTILE.filter(lambda t: t and t[0] != "-" and not {"\\", "%"} & set(t.replace("%j", ""))),
 )
-def test_what_is_asked_is_what_is_run(
-    recorder: Path, words: list[str], value: str, name: str
-) -> None:
+def test_what_is_asked_is_run(recorder: Path, words: list[str], value: str, name: str) -> None:
     """Bash itself is asked: nothing is expanded, split or run."""
     config = config_of(env=(f"VALUE={value}",), job_name=name, output=f"out/{name}")
     text = batch_script.slurm_script(config, Command((*SPIRAL, *words)), str(recorder))
@@ -342,9 +340,7 @@ def test_what_cannot_be_submitted(flags: list[str], sentence: str, capsys) -> No
         (["train", "spiral", "--output-dir", "a"], "--output-dir a: the jobs of --study need"),
     ],
 )
-def test_a_training_that_cannot_be_is_refused_before_it_waits(
-    words: list[str], sentence: str, capsys
-) -> None:
+def test_an_impossible_training_is_refused_at_once(words: list[str], sentence: str, capsys) -> None:
     assert main(["slurm", "submit", "--dry-run", "--study", "1,2", "--", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line

@@ -58,9 +58,7 @@ def last_line(script: str) -> str:
     return script.rstrip().splitlines()[-1]
 
 
-def test_a_preset_is_a_file_of_ours_or_of_the_user(
-    tmp_path, home: Path, monkeypatch, capsys
-) -> None:
+def test_a_preset_is_a_file_of_ours_or_the_users(tmp_path, home: Path, monkeypatch, capsys) -> None:
     home.mkdir()
     for folder in (home, tmp_path):
         settings = "partition: fat\ncpus-per-task: 3\ntime: '1:00:00'\nmodules: [gcc/13]\n"
@@ -134,9 +132,7 @@ def test_what_lacks_in_a_preset_a_flag_may_bring(tmp_path, capsys) -> None:
     HOSTILE | st.lists(HOSTILE, max_size=2) | st.dictionaries(HOSTILE, HOSTILE, max_size=2),
     st.sampled_from(["", "\n", "\r", "\n#SBATCH --nodes=9\n", ";id;", "\0", "\u2028"]),
 )
-def test_no_value_of_a_preset_becomes_a_line(
-    tmp_path_factory, key: str, value: Any, more: str
-) -> None:
+def test_no_value_of_a_preset_is_a_line(tmp_path_factory, key: str, value: Any, more: str) -> None:
     """Each line of the script is one of those that stand in it, and each directive one word."""
     path = tmp_path_factory.getbasetemp() / "hostile.yaml"
     value = value + more if isinstance(value, str) else value
@@ -214,9 +210,7 @@ def test_a_second_variable_does_not_take_the_place_of_the_first(capsys) -> None:
 
 
 @given(st.lists(HOSTILE, max_size=4), st.booleans())
-def test_what_a_verb_is_given_is_what_it_hears(
-    recorder: Path, words: list[str], restarted: bool
-) -> None:
+def test_a_verb_hears_what_it_is_given(recorder: Path, words: list[str], restarted: bool) -> None:
     """Bash itself is asked. Only %j, and %a as a number of a part, stand for something."""
     command = Command(("infer", *words, "--part", "%a/64"), "verb", resumes=True)
     text = batch_script.slurm_script(config_of(array="64"), command, str(recorder))
@@ -359,9 +353,7 @@ def told(job: str, state: str, reason: str = "None") -> str:
     return f"{job}|{state}|0||0|{reason}|\n"
 
 
-def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
-    spoken: Callable[..., None],
-) -> None:
+def test_elements_the_controller_forgot_are_in_the_accounts(spoken: Callable[..., None]) -> None:
     """It forgets an element some minutes after its end, while others still run or wait."""
     accounts = (
         "5_0|COMPLETED|0:0|n1\n5_1|FAILED|1:0|n1\n5_[4-5%2]|PENDING|0:0|\n5_2|RUNNING|0:0|n1\n"
@@ -389,9 +381,7 @@ def submitted(**changes: Any) -> slurm.SlurmJob:
     return slurm.SlurmJob.model_validate({**settings, **changes})
 
 
-def test_an_array_is_a_table_of_what_is_alike(
-    tmp_path, spoken: Callable[..., None], capsys
-) -> None:
+def test_an_array_is_a_table_of_the_like(tmp_path, spoken: Callable[..., None], capsys) -> None:
     first = submitted(id="4", name="prepare", array=None, command=["infer", "--prepare"])
     last = submitted(id="6", name="finish", array=None, command=["infer", "--finish"],
                      waits_for="afterany:5")  # fmt: skip

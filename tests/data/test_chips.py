@@ -69,9 +69,7 @@ def test_chips_hold_what_the_rasters_hold(data: Path, chipped: Path) -> None:
     assert set(seen.values()) == {SIZE[0] * SIZE[1]}
 
 
-def test_every_label_is_owned_once_and_seen_by_all_that_see_its_place(
-    data: Path, chipped: Path
-) -> None:
+def test_every_label_is_owned_once_and_seen_by_all_around_it(data: Path, chipped: Path) -> None:
     labels = read_labels(data / "labels" / "train.csv")
     chips = Chips(chipped / "train")
     owned: dict[str, list[tuple[float, float]]] = {name: [] for name in chips.scenes}

@@ -132,9 +132,7 @@ KILLED = [
 
 class TestKilledWhileItIsMade:
     @pytest.mark.parametrize(("make", "old", "way"), KILLED)
-    def test_it_goes_on_either_way(
-        self, make: Any, old: Any, way: str, tmp_path, monkeypatch
-    ) -> None:
+    def test_it_goes_on(self, make: Any, old: Any, way: str, tmp_path, monkeypatch) -> None:
         spec, options = make(tmp_path)
         if isinstance(spec, dict):
             spec["metadata"]["shape"] = list(FEW.shape)

@@ -71,9 +71,7 @@ def test_the_same_run_is_never_refused_and_another_until_it_is_released(sinks: l
     assert run_at(sinks[0]) == "b"
 
 
-def test_the_lock_of_a_process_that_has_ended_is_taken(
-    tmp_path, sinks: list[Sink], away: Any
-) -> None:
+def test_the_lock_of_an_ended_process_is_taken(tmp_path, sinks: list[Sink], away: Any) -> None:
     """Of one that is not there any more, and of one whose number another process has by now."""
     killed, lock = subprocess.Popen(["true"]), tmp_path / "out.zarr.penstock-lock"
     killed.wait()
@@ -133,9 +131,7 @@ def test_a_run_whose_folder_is_gone_holds_nothing_on_its_host(
         prepared.check()
 
 
-def test_a_run_whose_output_was_taken_over_writes_and_releases_nothing(
-    sinks: list[Sink], away: Any
-) -> None:
+def test_a_run_whose_output_was_taken_over_writes_nothing(sinks: list[Sink], away: Any) -> None:
     first = OutputLock.take(sinks, "a")
     member = OutputLock.take(sinks, "a", member=True)
     away()
@@ -149,9 +145,7 @@ def test_a_run_whose_output_was_taken_over_writes_and_releases_nothing(
         OutputLock.take(sinks, "a", member=True)
 
 
-def test_members_join_a_lock_that_was_handed_over_until_it_is_released(
-    sinks: list[Sink], tmp_path
-) -> None:
+def test_members_join_a_lock_that_is_handed_over(sinks: list[Sink], tmp_path) -> None:
     with pytest.raises(Lost, match="was removed"):
         OutputLock.take(sinks, "a", member=True)
     prepared = OutputLock.take(sinks, "a")

@@ -206,9 +206,7 @@ def test_no_sample_crosses_a_gap(tmp_path, capsys) -> None:
         ([20200130, 20200131, 20200201], "day as %Y%m%d.%f", "is not their difference"),
     ],
 )
-def test_steps_in_disorder_are_refused(
-    hours: list[float], units: str, why: str, tmp_path, capsys
-) -> None:
+def test_disorder_is_refused(hours: list[float], units: str, why: str, tmp_path, capsys) -> None:
     path = series(tmp_path / "a.nc", hours, hours, units)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 2
     assert why in capsys.readouterr().err

@@ -56,9 +56,7 @@ def test_predictions_come_back(tmp_path) -> None:
         (f"{HEADER}\n", "holds no labels to score against"),
     ],
 )
-def test_what_is_wrong_with_labels_is_said_in_one_sentence(
-    text: str, message: str, tmp_path, capsys
-) -> None:
+def test_what_is_wrong_with_labels_is_said(text: str, message: str, tmp_path, capsys) -> None:
     labels, predicted = tmp_path / "labels.csv", tmp_path / "p.csv"
     labels.write_text(text)
     write_predictions(predicted, as_predictions(some_labels()))
@@ -77,9 +75,7 @@ def test_what_is_wrong_with_labels_is_said_in_one_sentence(
         ("a", ""),
     ],
 )
-def test_scene_ids_that_match_nothing_are_told(
-    scenes: str, sentence: str, tmp_path, capsys
-) -> None:
+def test_scenes_that_match_nothing_are_told(scenes: str, sentence: str, tmp_path, capsys) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text(f"{HEADER}\n1,2,a,True,False,20,1,HIGH\n")
     write_predictions(tmp_path / "p.csv", Objects.of([*scenes], [[1, 2]] * len(scenes)))

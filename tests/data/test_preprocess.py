@@ -69,9 +69,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_raster_that_changed_is_cut_again_only_when_told(
-    data: Path, chipped: Path, tmp_path, capsys
-) -> None:
+def test_a_changed_raster_is_cut_again_if_told(data: Path, chipped: Path, tmp_path, capsys) -> None:
     for made, folder in ((data, "d"), (chipped, "c")):
         shutil.copytree(made, tmp_path / folder)
     words = words_of(tmp_path / "d", tmp_path / "c", "--overlap", str(OVERLAP))
@@ -93,9 +91,7 @@ def test_a_raster_that_changed_is_cut_again_only_when_told(
 
 
 @pytest.mark.slow
-def test_rows_of_one_scene_leave_the_others_done(
-    data: Path, chipped: Path, tmp_path, capsys
-) -> None:
+def test_rows_of_one_scene_leave_others_done(data: Path, chipped: Path, tmp_path, capsys) -> None:
     """A scene is its own labels, wherever in the file they stand."""
     shutil.copytree(chipped, tmp_path / "c")
     words = words_of(data, tmp_path / "c", "--overlap", str(OVERLAP))

@@ -131,9 +131,7 @@ def test_pieces_that_are_left_out_are_no_data(
 
 
 @given(drawn=st.data())
-def test_any_raster_is_what_rasterio_reads_or_refused(
-    drawn: st.DataObject, tmp_path_factory
-) -> None:
+def test_a_raster_is_what_rasterio_reads_or_refused(drawn: st.DataObject, tmp_path_factory) -> None:
     dtype = drawn.draw(st.sampled_from(["uint8", "int16", "uint16", "float32", "float64", "halves",
                                        "complex64"]))  # fmt: skip
     profile: dict[str, Any] = HALVES if dtype == "halves" else {"dtype": dtype}

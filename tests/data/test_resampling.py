@@ -86,9 +86,7 @@ def test_a_voxel_is_given_to_those_that_need_it(
 
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize(("of", "to"), SHAPES)
-def test_what_pieces_give_adds_up_to_the_whole(
-    of: tuple[int, ...], to: tuple[int, ...], order: int
-) -> None:
+def test_pieces_add_up_to_the_whole(of: tuple[int, ...], to: tuple[int, ...], order: int) -> None:
     array = np.random.default_rng(1).random(of)
     way = Resampling(Box.of((0, 0, 0), of), Box.of((0, 0, 0), to), order)
     total = np.zeros(to)
@@ -114,9 +112,7 @@ def test_a_source_on_another_grid_is_within_a_hundred_thousandth_of_scipy(dtype:
 
 
 @pytest.mark.parametrize("order", [0, 1, 3])
-def test_a_grid_may_begin_in_a_box_and_the_edge_of_that_stands_for_what_lies_beyond(
-    order: int,
-) -> None:
+def test_a_grid_may_begin_in_a_box_whose_edge_stands_for_what_lies_beyond(order: int) -> None:
     array = np.random.default_rng(4).random((9, 20, 17))
     inner = Box((2, 3, 1), (7, 16, 17)), Box((3, 2, 4), (9, 10, 30))
     way = Resampling(Box.of((0,) * 3, array.shape), Box.of((0,) * 3, (14, 13, 32)), order, 0, inner)

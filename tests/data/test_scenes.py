@@ -349,9 +349,7 @@ def test_generate_writes_scenes_and_replaces_only_its_own(tmp_path, capsys) -> N
         ("--samples 2", "--samples belongs to a preset and --from, but this is xview3"),
     ],
 )
-def test_wrong_usage_is_one_sentence_and_exit_2(
-    words: str, sentence: str, tmp_path, capsys
-) -> None:
+def test_wrong_usage_is_a_sentence_and_exit_2(words: str, sentence: str, tmp_path, capsys) -> None:
     assert main(["generate", "xview3", str(tmp_path / "x"), *words.split()]) == 2
     err = capsys.readouterr().err
     assert sentence in err and err.count("\n") == 1

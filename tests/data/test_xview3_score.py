@@ -240,9 +240,7 @@ def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 9)), max_size=14),
     st.booleans(),
 )
-def test_the_best_of_all_thresholds_is_taken(
-    true: list[Any], answers: list[Any], drop: bool
-) -> None:
+def test_the_best_threshold_is_taken(true: list[Any], answers: list[Any], drop: bool) -> None:
     """All others were tried. Places are of one or several labels, all LOW there or none."""
     low = {(place, scene) for place, scene, is_low in true if is_low}
     labels = Objects.of(

@@ -175,9 +175,7 @@ def test_what_a_worker_lacks_is_named_with_its_host(scheduler: Scheduler, capsys
 
 
 @pytest.mark.slow
-def test_a_worker_without_this_penstock_is_named_and_does_nothing(
-    scheduler: Scheduler, client: Start
-) -> None:
+def test_a_worker_without_this_penstock_is_named(scheduler: Scheduler, client: Start) -> None:
     """Python finds another package of that name there."""
     Path("theirs/penstock").mkdir(parents=True)
     Path("theirs/penstock/__init__.py").write_text("")

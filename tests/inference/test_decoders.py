@@ -170,9 +170,7 @@ def refused(knobs: dict[str, Any]) -> str:
         ("mine.py:mine", ["a=1"], "--decoder-option of mine.py:mine: there is no setting 'a'"),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused(
-    name: str, options: list[str], sentence: str
-) -> None:
+def test_a_foreign_option_is_refused(name: str, options: list[str], sentence: str) -> None:
     assert refused({"decoder": name, "decoder_option": options}).startswith(sentence)
 
 
@@ -183,9 +181,7 @@ def test_an_option_that_does_not_fit_is_refused(
         ("watershed", "skimage", "skimage is not installed; run: pip install 'penstock-dl[label]'"),
     ],
 )
-def test_a_library_that_is_missing_is_named_at_once(
-    name: str, library: str, install: str, monkeypatch
-) -> None:
+def test_a_missing_library_is_named(name: str, library: str, install: str, monkeypatch) -> None:
     for module in [each for each in sys.modules if each.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, library, None)

@@ -115,9 +115,7 @@ def test_each_step_says_what_is_missing(capsys) -> None:
 
 
 @pytest.mark.slow
-def test_another_run_of_the_output_is_refused_until_it_takes_over_and_seen_by_elements(
-    capsys,
-) -> None:
+def test_another_run_is_refused_until_it_takes_over_and_seen_by_elements(capsys) -> None:
     assert infer("--prepare", "--workers", "2", normalize="none") == 0
     assert infer("--part", "1/2", normalize="none") == 0
     other = ("--overwrite", "--run-dir", "other")
@@ -207,9 +205,7 @@ def test_a_check_is_of_values_in_c_order_and_little_endian(dtype: str) -> None:
     st.tuples(*[st.integers(0, 10**6)] * 4),
     st.lists(st.builds("{:016x}".format, st.integers(0, 2**64 - 1)), max_size=3),
 )
-def test_a_line_says_what_was_noted_and_a_torn_one_nothing(
-    key: tuple[int, ...], checks: list[str]
-) -> None:
+def test_a_line_says_what_was_noted_if_whole(key: tuple[int, ...], checks: list[str]) -> None:
     line = line_of(key, checks).encode()
     assert read_lines([line]) == {key: tuple(checks)}
     for end in range(len(line)):

@@ -75,9 +75,7 @@ def ended(process: BaseProcess, folder: Path) -> str:
     return said.strip().splitlines()[-1]
 
 
-def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
-    tmp_path, monkeypatch, capsys
-) -> None:
+def test_what_is_whole_is_written_after_a_signal(tmp_path, monkeypatch, capsys) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, side=48)
     with monkeypatch.context() as patch:
         patch.setenv("NAP", "0.05")
@@ -292,9 +290,7 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
-    tmp_path, capsys, monkeypatch
-) -> None:
+def test_a_run_that_awaits_parts_is_told_from_a_killed_one(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = words(tmp_path, "identity")
     for step, begins in (

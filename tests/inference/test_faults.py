@@ -107,9 +107,7 @@ def test_a_block_that_was_never_written_is_never_success(tmp_path, monkeypatch) 
         ({"metrics_json": Path(__file__) / "x.json"}, "--metrics-json"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(
-    knobs: dict[str, Any], message: str, tmp_path
-) -> None:
+def test_what_cannot_be_is_refused(knobs: dict[str, Any], message: str, tmp_path) -> None:
     with pytest.raises(UsageError) as caught:
         job(tmp_path, **knobs)
     assert message in str(caught.value)

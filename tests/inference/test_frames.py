@@ -112,9 +112,7 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize(
     ("patch", "interleave"), mainly([((8, 8), "pixel"), ((1, 8, 8), "band")], 0), ids=["2-D", "3-D"]
 )
-def test_bands_are_channels_of_one_picture(
-    patch: tuple[int, ...], interleave: str, tmp_path
-) -> None:
+def test_bands_are_channels_of_a_picture(patch: tuple[int, ...], interleave: str, tmp_path) -> None:
     rasterio = pytest.importorskip("rasterio")
     data = np.arange(3 * 12 * 14, dtype="f4").reshape(3, 12, 14)
     said = {"crs": "EPSG:32631", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 6e6)}

@@ -63,9 +63,7 @@ def _small_bricks(monkeypatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seam", mainly(["trim", "blend"], 0))
-def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
-    tmp_path, seam: str
-) -> None:
+def test_features_for_every_nth_voxel_have_their_own_shape_and_scale(tmp_path, seam: str) -> None:
     array, outs = volume(), [str(tmp_path / "coarse.ome.zarr"), str(tmp_path / "same.ome.zarr")]
     knobs = KNOBS | {"model": Pooled(1, 4, 2), "patch": 16, "seam_mode": seam, "chunks": (8, 4, 8)}
     penstock.run_inference(array, outs, **knobs, in_voxel_size="3 1 1 um")

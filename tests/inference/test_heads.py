@@ -62,18 +62,14 @@ def into_zarr(source: Array, net: Any, tmp_path, **knobs: Any) -> Array:
 @pytest.mark.parametrize(
     ("made", "dtype", "label"), [("bool", "uint8", 1), ("uint64", "uint64", 2**62 + 1)]
 )
-def test_an_output_of_labels_has_the_dtype_of_the_net(
-    made: str, dtype: str, label: int, tmp_path
-) -> None:
+def test_labels_have_the_dtype_of_the_net(made: str, dtype: str, label: int, tmp_path) -> None:
     net = Net(lambda x: ((x > 2000).long() * label).to(getattr(torch, made)))
     out = into_zarr(noise(), net, tmp_path, normalize="none")
     assert out.dtype == dtype
     assert (out == (noise() > 2000) * np.array(label, dtype)).all()
 
 
-def test_a_label_that_does_not_fit_stops_the_job_and_the_dtype_that_is_named_holds_it(
-    tmp_path,
-) -> None:
+def test_a_label_that_does_not_fit_stops_the_job_and_the_named_dtype_holds_it(tmp_path) -> None:
     net = Net(lambda x: 300 * (x > 2000).long())
     with pytest.raises(StageError, match=r"from 0 to 300, which uint8 .*`out_dtype` 'uint16'"):
         into_zarr(noise(), net, tmp_path, normalize="none", out_dtype="uint8")
@@ -253,9 +249,7 @@ def sinks(shape: tuple[int, ...]) -> tuple[Array, ...]:
     mainly([("trim", ((7, 11, 13), 3)), ("blend", ((7, 11, 13), 3)), ("blend", ((1, 20, 9), 4)),
      ("trim", ((11, 12, 13), 0))], 0, 2),
 )  # fmt: skip
-def test_mixed_heads_are_stitched_each_in_its_own_way(
-    seam: str, cut: tuple[tuple[int, ...], int]
-) -> None:
+def test_heads_are_each_stitched_in_their_way(seam: str, cut: tuple[tuple[int, ...], int]) -> None:
     shape, overlap = cut
     data, outs = noise(shape), sinks(shape)
     penstock.run_inference(
@@ -311,9 +305,7 @@ class Turns(nn.Module):
      (lambda x: (x, x), "returned 2 heads, out0, out1, and not 1, out"),
      (lambda x: None, "NoneType as out"), (lambda x: {"b": x}, "returned 1 head.*, b, and not")],
 )  # fmt: skip
-def test_what_a_model_returns_is_checked_every_time(
-    then: Callable[[Tensor], Any], said: str
-) -> None:
+def test_what_a_model_returns_is_always_checked(then: Callable[[Tensor], Any], said: str) -> None:
     with pytest.raises(StageError, match=rf"^forward failed at brick \d+ Box\(.*{said}"):
         run(arange((20, 20, 20)), Turns(then), patch=8, overlap=2, block=8, normalize="none")
 
@@ -391,9 +383,7 @@ def test_a_small_range_far_from_zero_reaches_a_net_whole() -> None:
     ("default", "seam", "name"),
     mainly([(torch.bfloat16, "trim", "identity"), (torch.float64, "blend", "denoise-tiny")], 1),
 )
-def test_the_callers_default_dtype_changes_nothing(
-    default: torch.dtype, seam: str, name: str
-) -> None:
+def test_a_default_dtype_changes_nothing(default: torch.dtype, seam: str, name: str) -> None:
     data = noise((8, 8, 8))
     knobs: dict[str, Any] = {"patch": 8, "overlap": 4, "normalize": "global", "seam_mode": seam}
     expected = run(data, name, **knobs)

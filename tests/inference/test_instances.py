@@ -311,9 +311,7 @@ def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path) -> N
         ("--instances components --threshold 1 --part 1/2", "no run is prepared in"),
     ],
 )
-def test_instances_that_cannot_be_made_are_refused(
-    tmp_path, words: str, sentence: str, capsys
-) -> None:
+def test_impossible_instances_are_refused(tmp_path, words: str, sentence: str, capsys) -> None:
     assert inferred(tmp_path, *words.split()) == 2
     assert sentence in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["in.npy"]

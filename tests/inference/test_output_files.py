@@ -288,9 +288,7 @@ def test_nanometers_are_said_in_a_unit_of_nifti() -> None:
         ("in.zarr/0/a.tif", (), "lie inside one another"),
     ],
 )
-def test_what_a_file_cannot_hold_is_refused(
-    out: str, more: tuple[str, ...], said: str, capsys
-) -> None:
+def test_what_no_file_holds_is_refused(out: str, more: tuple[str, ...], said: str, capsys) -> None:
     image()
     Path("folder.tif").mkdir()
     Path("mine.tif").write_text("mine")
@@ -310,9 +308,7 @@ def test_units_that_a_format_lacks(capsys) -> None:
 @pytest.mark.parametrize(
     ("value", "dtype", "shown"), [(-9999, "int16", "-9999"), (-3.4e38, "float32", "-3.4e+38")]
 )
-def test_a_fill_value_that_is_not_declared_is_named(
-    value: float, dtype: str, shown: str, capsys
-) -> None:
+def test_an_undeclared_fill_value_is_named(value: float, dtype: str, shown: str, capsys) -> None:
     pytest.importorskip("rasterio")
     values = np.ones(SCENE.shape, dtype)
     values[:, :128] = value

@@ -486,9 +486,7 @@ def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_pa
     assert (values(out) == source + 1).all()
 
 
-def test_what_may_not_be_replaced_is_refused_before_its_list_of_blocks_is_lost(
-    tmp_path, monkeypatch
-) -> None:
+def test_what_may_not_be_replaced_is_refused_before_its_list_is_lost(tmp_path, monkeypatch) -> None:
     source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -164,9 +164,7 @@ def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path) -> None:
         ((1, 32, 48), (4,), True, 3, ((1, 32, 48), (0, 4, 4), 3)),  # nothing to share along z
     ],
 )
-def test_patches_by_axis(
-    patch: Any, overlap: Any, has_z: bool, axes: int | None, expected: Any
-) -> None:
+def test_patches(patch: Any, overlap: Any, has_z: bool, axes: int | None, expected: Any) -> None:
     shape = patch_shape(config(patch=patch, overlap=overlap), has_z, axes)
     assert (shape.patch, shape.overlap, shape.model_axes) == expected
 

@@ -74,9 +74,7 @@ def document(run_dir: str, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_interrupted_goes_on_by_what_is_in_the_bucket(
-    run_dir: str, monkeypatch
-) -> None:
+def test_an_interrupted_run_goes_on_by_what_is_in_the_bucket(run_dir: str, monkeypatch) -> None:
     note = Journal.note
 
     def interrupted(self: Journal, *args: Any) -> None:

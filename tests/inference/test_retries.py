@@ -152,9 +152,7 @@ def test_the_lock_is_tried_again_and_its_check_is_counted(tmp_path, monkeypatch)
     ("owner", "fault"),
     paired([SlicedSource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
 )
-def test_faults_that_stay_are_told_at_once(
-    owner: Any, fault: tuple[int, int], tmp_path, monkeypatch
-) -> None:
+def test_lasting_faults_are_told(owner: Any, fault: tuple[int, int], tmp_path, monkeypatch) -> None:
     number, code = fault
     stage = "read" if owner is SlicedSource else "write"
     started = job(tmp_path, normalize="percentile")

@@ -324,9 +324,7 @@ def _grouped() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_the_interval_of_the_difference_at_seams_holds_that_of_tiled_and_untiled(
-    monkeypatch,
-) -> None:
+def test_the_interval_of_the_difference_at_seams_holds_tiled_and_untiled(monkeypatch) -> None:
     """At seams, or where patches are blended at the worst distance from them."""
     monkeypatch.setattr(seam_error, "_SHARE", 1.0)
     ndimage = pytest.importorskip("scipy.ndimage")

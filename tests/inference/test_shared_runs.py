@@ -155,9 +155,7 @@ def test_an_output_that_is_removed_while_a_job_runs_is_not_complete(place: Path)
 
 
 @pytest.mark.parametrize("step", mainly(["--part 2/2", "--finish"], 0))
-def test_an_output_that_is_removed_between_two_steps_is_not_made_anew(
-    step: str, place: Path, capsys
-) -> None:
+def test_an_output_removed_between_steps_is_not_made_anew(step: str, place: Path, capsys) -> None:
     words = (
         "infer --in-spec in.npy --out-spec out.zarr --model-type identity --patch 12 --overlap 3 "
     )
@@ -338,9 +336,7 @@ def test_a_worker_whose_stage_hangs_leaves_and_other_shares_are_not_judged_by_it
 
 
 @pytest.mark.slow
-def test_a_run_to_which_no_share_comes_is_closed_and_opened_again(
-    order: Begin, monkeypatch
-) -> None:
+def test_a_run_that_gets_no_share_is_closed_and_opened_again(order: Begin, monkeypatch) -> None:
     given = order()
     monkeypatch.setattr(worker_side, "IDLE_S", 0.05)
     compute_share_of((given, "1/4"))
@@ -381,9 +377,7 @@ def is_held(log: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", ["torch", "threads"])
-def test_a_worker_of_another_maker_is_left_out_by_what_differs(
-    name: str, order: Begin, monkeypatch
-) -> None:
+def test_a_worker_of_another_maker_is_left_out(name: str, order: Begin, monkeypatch) -> None:
     given, ours = order(), identity.maker
     other = {"torch": "1.13.0", "threads": 7}[name]
     monkeypatch.setattr(identity, "maker", lambda *args: {**ours(*args), name: other})

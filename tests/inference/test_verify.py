@@ -93,9 +93,7 @@ def verify(*words: Any) -> int:
 
 
 @pytest.mark.parametrize(("store", "seam"), mainly([("v3.zarr", "trim"), ("out.n5", "blend")], 1))
-def test_a_whole_output_is_proven_in_one_line(
-    store: str, seam: str, whole: Whole, tmp_path, capsys
-) -> None:
+def test_a_whole_output_is_proven(store: str, seam: str, whole: Whole, tmp_path, capsys) -> None:
     """Chunks of zeros leave no file, and are not missed. Outputs in all stores are proven where
     damage was mended, too."""
     spec = (

@@ -101,9 +101,7 @@ def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
 
 @pytest.mark.slow
 @given(geometries(), st.tuples(*[st.integers(1, 12)] * 3), st.sampled_from([0, 1]))
-def test_bricks_make_blocks_of_another_grid(
-    geometry: Geometry, shape: tuple[int, ...], order: int
-) -> None:
+def test_bricks_make_other_blocks(geometry: Geometry, shape: tuple[int, ...], order: int) -> None:
     back = Resampling(geometry.domain, Box.of(geometry.anchor, shape), order)
     geometry = replace(geometry, back=back)
     domain = geometry.domain
@@ -252,9 +250,7 @@ def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path) -> None:
         ({"voxel_size": "0.7", "missing": "error"}, "`missing` error"),
     ],
 )
-def test_bad_sizes_are_refused_in_one_sentence(
-    volume: str, knobs: dict[str, Any], message: str
-) -> None:
+def test_bad_sizes_are_refused(volume: str, knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         penstock.plan_inference(volume, np.zeros(SHAPE, "uint16"), model="identity", **knobs)
 

@@ -79,9 +79,7 @@ ORDERS = {
 @pytest.mark.parametrize(
     ("name", "kind"), mainly([*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)], 0, 1, -1)
 )
-def test_batches_are_those_of_numpy_in_the_order_that_was_given(
-    name: str, kind: str, packed: Packed
-) -> None:
+def test_batches_are_those_of_numpy_in_their_order(name: str, kind: str, packed: Packed) -> None:
     needs(name)
     loader = make(name, packed.root, ORDERS[kind])
     for _ in range(2):

@@ -207,9 +207,7 @@ def fields(draw: st.DrawFn) -> Field:
 
 
 @given(field=fields(), data=st.data())
-def test_any_batch_of_any_field_holds_what_numpy_would_take(
-    field: Field, data: st.DataObject
-) -> None:
+def test_any_batch_holds_what_numpy_would_take(field: Field, data: st.DataObject) -> None:
     sample = st.integers(field.valid.start, field.valid.stop - 1)
     samples = np.array(data.draw(st.lists(sample, min_size=1, max_size=8)))
     patch = st.integers(0, field.patches_per_sample - 1)

@@ -119,9 +119,7 @@ def test_items_of_many_batches_are_those_of_each(shuffle: Any) -> None:
 
 @pytest.mark.parametrize("engine", ["native", "tensorstore"])
 @pytest.mark.parametrize("how", mainly([{"compressors": None}, {}], 1))
-def test_nothing_writes_into_a_buffer_that_came_back(
-    how: dict[str, Any], engine: str, tmp_path
-) -> None:
+def test_nothing_writes_into_a_returned_buffer(how: dict[str, Any], engine: str, tmp_path) -> None:
     """Reads may be under way when an iteration is left: their buffers stay away until they end."""
     path = stored(tmp_path / "a.zarr", (1, 8, 6), **how)
     loader = Loader(path, batch_size=20, shuffle="global", queue=2, engine=engine)

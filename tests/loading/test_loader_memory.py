@@ -67,9 +67,7 @@ def test_too_little_memory_is_refused_with_the_numbers(data: dict[str, Path]) ->
 
 
 @pytest.mark.parametrize("queue", [0, 1, 3])
-def test_max_memory_holds_and_holding_everything_is_an_error(
-    data: dict[str, Path], queue: int
-) -> None:
+def test_max_memory_holds_and_holding_all_is_an_error(data: dict[str, Path], queue: int) -> None:
     free = Loader(data, batch_size=1, queue=queue, workers=2)
     limit = free.scratch_bytes + (max(queue, 1) + 1) * free.batch_bytes
     loader = Loader(data, batch_size=1, queue=queue, workers=2, max_memory=limit)

@@ -142,9 +142,7 @@ def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_stacked_is_said(
-    data: dict[str, Path], asked: dict[str, Any], said: str
-) -> None:
+def test_what_is_no_stack_is_said(data: dict[str, Path], asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         Loader(data, batch_size=2, **asked)
     assert said in str(caught.value)

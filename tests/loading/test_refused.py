@@ -15,9 +15,7 @@ pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
 
 
-def test_what_cannot_be_read_is_said_before_anything_starts(
-    data: dict[str, Path], tmp_path
-) -> None:
+def test_what_cannot_be_read_is_said_before_all_starts(data: dict[str, Path], tmp_path) -> None:
     short = write(tmp_path / "short.zarr", distinct((11, 4, 7)), (1, 4, 5))
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (tmp_path / "none", {}, "there is no such folder"),

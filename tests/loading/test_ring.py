@@ -127,9 +127,7 @@ def test_a_ring_goes_from_arrays_to_tensors_and_back(cuda: Cuda) -> None:
     assert ring.made == 0
 
 
-def test_batches_of_tensors_are_of_storage_that_torch_knows(
-    data: dict[str, Path], cuda: Cuda
-) -> None:
+def test_batches_of_tensors_are_of_torchs_storage(data: dict[str, Path], cuda: Cuda) -> None:
     whole = arrays(data)
 
     def thins(batch: Any) -> None:

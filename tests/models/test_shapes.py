@@ -67,9 +67,7 @@ def _image(*layers: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("dtype", mainly([torch.float32, torch.bfloat16], 1))
 @pytest.mark.parametrize("last", mainly([False, True], 1))
-def test_nets_of_volumes_and_images_are_answered_as_torch_answers(
-    dtype: torch.dtype, last: bool
-) -> None:
+def test_nets_of_volumes_and_images_are_answered_as_torch(dtype: torch.dtype, last: bool) -> None:
     in_3d, in_2d = torch.contiguous_format, torch.contiguous_format
     if last:
         in_3d, in_2d = torch.channels_last_3d, torch.channels_last
@@ -121,9 +119,7 @@ def test_a_transformer_is_answered_as_torch_answers() -> None:
         ("mul", lambda x: x.new_empty((0, 3)) * 2),
     ],
 )
-def test_outputs_have_torchs_dtypes_and_order_of_axes(
-    name: str, net: Callable[[Tensor], Any]
-) -> None:
+def test_outputs_have_torchs_dtypes_and_axes(name: str, net: Callable[[Tensor], Any]) -> None:
     assert name in compared(net, 2, 4, 6, 8).answered
 
 

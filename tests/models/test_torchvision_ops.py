@@ -101,9 +101,7 @@ def some_boxes(seed: int, count: int, span: float, side: float) -> torch.Tensor:
     block=st.sampled_from([4, 1024]),
     threshold=st.sampled_from([0.0, 0.3, 0.7, 1.0]) | st.floats(0, 1),
 )
-def test_nms_is_the_greedy_rule(
-    seed: int, count: int, span: float, block: int, threshold: float
-) -> None:
+def test_nms_is_greedy(seed: int, count: int, span: float, block: int, threshold: float) -> None:
     boxes = some_boxes(seed, count, span, 20)
     scores = torch.rand(count, generator=torch.Generator().manual_seed(seed)).mul(20).round()
     with pytest.MonkeyPatch.context() as patch:  # many scores are equal

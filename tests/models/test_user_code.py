@@ -158,9 +158,7 @@ def test_an_error_on_the_way_leaves_its_traceback(nets: Path, tmp_path, capsys) 
 
 
 @pytest.mark.slow
-def test_a_training_that_a_model_ends_leaves_its_traceback_too(
-    nets: Path, tmp_path, capsys
-) -> None:
+def test_a_training_that_a_model_ends_leaves_a_traceback(nets: Path, tmp_path, capsys) -> None:
     pytest.importorskip("lightning_fabric")
     for name in ("in", "target"):
         np.save(tmp_path / f"{name}.npy", np.ones((16, 16, 16), "float32"))

@@ -181,9 +181,7 @@ def load_damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     "name", mainly(["net.pth", "old.pth", "net.safetensors", "last.pt", "net.ts", "net.pt2"], 2, 3)
 )
-def test_damaged_files_are_refused_in_a_sentence(
-    name: str, whole: dict[str, bytes], tmp_path
-) -> None:
+def test_damaged_files_are_refused(name: str, whole: dict[str, bytes], tmp_path) -> None:
     path = tmp_path / name
     for seed in range(5):
         path.write_bytes(damaged(whole[name], random.Random(f"{name} {seed}")))

@@ -183,9 +183,7 @@ def test_one_large_change_among_many_cases_is_found_and_named() -> None:
         (0.3, 0.10, 0.10, "the most"),
     ],
 )
-def test_the_threshold_is_the_noise_between_halves(
-    noise: float, low: float, high: float, said: str
-) -> None:
+def test_the_threshold_is_the_noise(noise: float, low: float, high: float, said: str) -> None:
     rng = np.random.default_rng(0)
     comparison = judged(launches(rng, noise=noise), launches(rng, noise=noise))
     assert low <= comparison.threshold <= high
@@ -444,9 +442,7 @@ def test_unlike_machines_end_with_four(sides: tuple[Path, Path], tmp_path, capsy
         (["--fail-if-slower", "fast"], "--fail-if-slower: 'fast' is not a share such as"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    sides: tuple[Path, Path], words: list[str], message: str, capsys
-) -> None:
+def test_mistakes(sides: tuple[Path, Path], words: list[str], message: str, capsys) -> None:
     assert run(*sides, *words) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -173,9 +173,7 @@ def test_gpu_csv(tmp_path) -> None:
         ("Unable to determine the device handle\n", 100, "1 line unreadable"),
     ],
 )
-def test_a_line_that_is_torn_or_none_is_left_out(
-    tmp_path, tail: str, last: float, note: str
-) -> None:
+def test_a_torn_line_or_none_is_left_out(tmp_path, tail: str, last: float, note: str) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV + tail)
     figures = metrics_figures(tmp_path / "gpu.csv")
     assert y_of(figures["gpu_util"], "GPU 0 NVIDIA A10G")[-1] == last
@@ -283,9 +281,7 @@ def test_a_figure_on_paper_draws_no_formula() -> None:
      ("s", 500, ("min", 60.0)), ("s", 11_000, ("h", 3600.0)), ("s", 0, ("s", 1.0)),
      ("pixels/s", 3e6, ("M pixels/s", 1e6)), ("%", 99, ("%", 1.0))],
 )  # fmt: skip
-def test_values_have_a_unit_of_their_size(
-    unit: str, value: float, expected: tuple[str, float]
-) -> None:
+def test_values_have_fitting_units(unit: str, value: float, expected: tuple[str, float]) -> None:
     assert scale_of(unit, [value, np.nan]) == expected
 
 

@@ -189,9 +189,7 @@ def test_what_differs_has_figures_of_its_own(
         ("tile_size,batch_size\n", "no row to plot"),
     ],
 )
-def test_a_table_of_which_nothing_can_be_drawn_is_refused(
-    text: str, message: str, tmp_path
-) -> None:
+def test_a_table_with_nothing_to_draw_is_refused(text: str, message: str, tmp_path) -> None:
     (tmp_path / "bench.csv").write_text(text)
     with pytest.raises(UsageError, match=rf"bench\.csv (has|holds) {message}"):
         bench_figures(tmp_path / "bench.csv")

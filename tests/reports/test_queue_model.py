@@ -89,9 +89,7 @@ def test_in_the_long_run_every_feed_is_steady(
 
 
 @given(read=times, compute=times, queue=st.integers(1, 8), in_hand=st.integers(0, 2))
-def test_a_deeper_queue_is_never_slower(
-    read: float, compute: float, queue: int, in_hand: int
-) -> None:
+def test_a_deeper_queue_is_no_slower(read: float, compute: float, queue: int, in_hand: int) -> None:
     means = [
         simulate(QueueModel(2, q, read, compute), 40, in_hand=in_hand).mean_s
         for q in (queue, queue + 1)

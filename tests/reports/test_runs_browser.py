@@ -203,9 +203,7 @@ def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("link", ["#pick=absent", "#%00=%ff&page=99999&x=none&curve=none"])
-def test_a_link_to_nothing_is_a_page_all_the_same(
-    browser: Browser, ours: Served, link: str
-) -> None:
+def test_a_link_to_nothing_is_a_page_too(browser: Browser, ours: Served, link: str) -> None:
     opened(browser, ours.address + link)
     assert len(browser.run(NAMES)) > 0
     clean(browser, ours.address)

@@ -182,9 +182,7 @@ def test_queues_give_way_to_memory(data: str) -> None:
         fit(needed(data, 8, 1) - 1)
 
 
-def test_half_of_what_a_control_group_leaves_is_for_the_loader(
-    data: str, tmp_path, monkeypatch
-) -> None:
+def test_half_of_what_a_cgroup_leaves_is_for_the_loader(data: str, tmp_path, monkeypatch) -> None:
     (tmp_path / "memory.max").write_text(f"{2 * needed(data, 8, 2) + 1000}\n")
     (tmp_path / "memory.current").write_text("1000\n")
     monkeypatch.setattr(

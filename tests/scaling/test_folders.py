@@ -155,9 +155,7 @@ def test_what_holds_no_run_is_said_in_a_sentence(tmp_path, name: str, content: b
         ("bad.db", b"SQLite format 3\0" + b"x" * 100, "bad.db is not a database of MLflow"),
     ],
 )
-def test_what_is_broken_is_said_in_a_sentence(
-    tmp_path, name: str, content: bytes, words: str
-) -> None:
+def test_what_is_broken_is_said(tmp_path, name: str, content: bytes, words: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UsageError, match=words):

@@ -126,9 +126,7 @@ def test_an_interval_that_crosses_the_bound_is_not_sure() -> None:
         ({"forward": 18, "backward": 32, "data_wait": 2}, "none of the measured phases", "the sum"),
     ],
 )
-def test_causes_are_named_where_phases_show_them(
-    phases: dict[str, float], said: str, unsaid: str
-) -> None:
+def test_causes_are_named_by_phases(phases: dict[str, float], said: str, unsaid: str) -> None:
     base = phased(1, 210, forward=40, backward=60)
     text = sentences([base, phased(2, 200, **phases)])
     line = next(line for line in text.splitlines() if "which is poor" in line)

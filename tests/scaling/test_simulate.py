@@ -228,9 +228,7 @@ def test_a_loader_that_was_too_slow_stays_so_on_every_device() -> None:
         ({"seen": (2, 0.5)}, 64, "what is not in the model"),
     ],
 )
-def test_what_takes_most_of_a_step_is_named(
-    fields: dict[str, Any], devices: int, bound: str
-) -> None:
+def test_what_takes_most_is_named(fields: dict[str, Any], devices: int, bound: str) -> None:
     one = replace(DeviceStep(0.1, 0.06, 32, 1e6), **fields)
     made = predict_step(one, replace(a100(4), overlap=0.0), devices)
     assert made.bound_by == bound

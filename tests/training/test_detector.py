@@ -104,9 +104,7 @@ def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_pa
 
 
 @pytest.mark.slow
-def test_the_detector_takes_steps_and_is_scored(
-    chips: dict[str, Path], tmp_path, monkeypatch
-) -> None:
+def test_the_detector_learns_and_is_scored(chips: dict[str, Path], tmp_path, monkeypatch) -> None:
     lighten(monkeypatch)
     results = train_workload("detector", detector_config(chips, tmp_path))
     assert results["steps"] == 2
@@ -140,9 +138,7 @@ def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
 
 
 @pytest.mark.slow
-def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
-    chips: dict[str, Path], tmp_path
-) -> None:
+def test_a_detector_is_scored_alike_on_one_and_two_ranks(chips: dict[str, Path], tmp_path) -> None:
     """From the same weights, as a rate of next to nothing leaves them; each chip counts once,
     though two ranks of batches of 3 are given some of them twice."""
     words = ["detector", "--epochs=1", "--max-steps=1", "--batch-size=3", "--num-workers=0"]
@@ -247,9 +243,7 @@ def test_chips_that_were_cut_otherwise_are_not_validated_on(
         workload_of(chips, tmp_path, val_chips_path=tmp_path / "val")
 
 
-def test_what_is_found_in_a_scene_without_an_object_is_false(
-    chips: dict[str, Path], tmp_path
-) -> None:
+def test_what_is_found_in_an_empty_scene_is_false(chips: dict[str, Path], tmp_path) -> None:
     """Its chips are background to train on, and count in the score."""
     shutil.copytree(chips["val_chips_path"], tmp_path / "val")
     path = next((tmp_path / "val").glob("*/manifest.json"))
@@ -290,9 +284,7 @@ def test_scenes_that_chips_were_not_cut_from_are_refused(chips: dict[str, Path],
 
 
 @pytest.mark.slow
-def test_what_it_was_measured_with_is_recorded(
-    chips: dict[str, Path], tmp_path, monkeypatch
-) -> None:
+def test_what_it_is_measured_with_is_noted(chips: dict[str, Path], tmp_path, monkeypatch) -> None:
     from penstock.models import compiled_operators
 
     lighten(monkeypatch)

@@ -77,9 +77,7 @@ def test_a_feed_gives_the_order_from_any_batch_on(
 
 
 @pytest.mark.parametrize(("threads", "workers"), [(False, 0), (False, 1), (True, 2)])
-def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(
-    threads: bool, workers: int
-) -> None:
+def test_a_wrong_sample_is_one_sentence_from_a_worker_too(threads: bool, workers: int) -> None:
     with feed_of(threads, Damaged(), Order(4, 2), workers) as feed:
         batches = iter(feed.epoch(0, 0))
         assert next(batches)[1] == [0, 1]

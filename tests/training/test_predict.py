@@ -122,9 +122,7 @@ def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path) -> N
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_submission_that_is_scored(
-    data: Path, run: Path, tmp_path, capsys
-) -> None:
+def test_the_command_writes_what_is_scored(data: Path, run: Path, tmp_path, capsys) -> None:
     results = json.loads((run / "training_results.json").read_text())
     threshold = results["history"][0]["val_best_threshold"]
     scenes, out = data / "data" / "validation", tmp_path / "p.csv"

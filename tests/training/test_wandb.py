@@ -49,9 +49,7 @@ def points(parts: list[list[Any]]) -> Series:
     return by_name
 
 
-def test_a_run_that_goes_on_leaves_two_parts_of_one_run_without_a_network(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_run_that_goes_on_leaves_two_parts_without_a_network(tmp_path, monkeypatch) -> None:
     for variable, value in {**NO_NETWORK, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(tracking, "STOP_WITHIN_S", 300.0)
