@@ -192,8 +192,7 @@ def refusal(command: str) -> str:
 
 
 def test_every_command_is_one_that_the_parsers_take() -> None:
-    refused = {command: why for command in SHELL if (why := refusal(command))}
-    assert refused == {}
+    assert {command: why for command in SHELL if (why := refusal(command))} == {}
     assert refusal("penstock infer --nonesuch") and refusal("penstock nonesuch")
     assert refusal("python nonesuch.py") and refusal("nonesuch")
 

@@ -96,8 +96,7 @@ def test_a_reader_finds_a_flag_by_search_and_on_a_phone(site: Path, browser: Bro
 
 def test_every_knob_and_every_public_name_is_in_the_reference(site: Path) -> None:
     for verb in VERBS:
-        page = (site / "reference" / "verbs" / f"{verb}.html").read_text()
-        assert f"penstock {verb}" in page
+        assert f"penstock {verb}" in (site / "reference" / "verbs" / f"{verb}.html").read_text()
     settings = (site / "reference" / "knobs.html").read_text()
     models = [knobs.Knobs]
     for model in models:

@@ -180,8 +180,7 @@ def fifo(tmp_path) -> Iterator[tuple[Path, int]]:
 
 def test_what_a_worker_leaves_in_its_group_is_killed(fifo: tuple[Path, int]) -> None:
     path, reader = fifo
-    record = run("Leaves", fifo=str(path), escapes=False)
-    assert record.ok
+    assert run("Leaves", fifo=str(path), escapes=False).ok
     assert os.read(reader, 100) == b"up\n"
     assert os.read(reader, 1) == b""  # it would wait while anyone lives
 

@@ -204,8 +204,7 @@ def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not(tmp_p
         "mmap.mmap(-1, 2**29, flags=mmap.MAP_PRIVATE).close()\n"
         "print(json.dumps([before, host_memory()]))"
     )
-    process = started(tmp_path, code=code)
-    process.join()
+    started(tmp_path, code=code).join()
     before, after = json.loads((tmp_path / "said").read_text())
     assert after["host_counted"] - before["host_counted"] > 0.9 * 2**29
     assert after["host_peak_kernel"] - before["host_peak_kernel"] < 2**27

@@ -146,8 +146,7 @@ def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None
 @pytest.mark.slow
 def test_a_network_that_knows_how_to_recompute_does_it_itself(nets: str) -> None:
     """All at once, where else each of its parts would be alone."""
-    scenario = made(nets, "Recomputing", mode="train", checkpointing=True)
-    assert scenario._model.module.forgets
+    assert made(nets, "Recomputing", mode="train", checkpointing=True)._model.module.forgets
 
 
 @pytest.fixture

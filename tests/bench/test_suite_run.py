@@ -323,8 +323,7 @@ def test_a_suite_end_to_end(data: Path, tmp_path, capsys) -> None:
     ]  # fmt: skip
     for run in document["runs"]:
         check_run(run, out)
-    system = json.loads((out / "system_info.json").read_text())
-    assert system["machine"]["cores"] > 0
+    assert json.loads((out / "system_info.json").read_text())["machine"]["cores"] > 0
     assert "| batch | workers |" in (out / "benchmark_report.md").read_text()
     assert (out / "benchmark_report.png").is_file()
 

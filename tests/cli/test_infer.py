@@ -39,8 +39,7 @@ def read(spec: Any) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def volume() -> np.ndarray:
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 4000, (1, 1, 40, 48, 56)).astype("uint16")
+    return np.random.default_rng(0).integers(0, 4000, (1, 1, 40, 48, 56)).astype("uint16")
 
 
 def infer(*words: Any) -> int:
@@ -268,8 +267,7 @@ def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path) -> N
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path, capsys) -> None:
     """SIGKILL at whatever point a third of the blocks has been reached, then --resume."""
-    rng = np.random.default_rng(1)
-    volume = rng.integers(0, 4000, (64, 64, 64)).astype("uint16")
+    volume = np.random.default_rng(1).integers(0, 4000, (64, 64, 64)).astype("uint16")
     source = zarr(tmp_path / "in.zarr", volume)
     slow, log = tmp_path / "slow.py", tmp_path / "cut.zarr.penstock/done.log"
     slow.write_text(

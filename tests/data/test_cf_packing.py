@@ -56,8 +56,7 @@ def test_what_xarray_packs_is_read_as_xarray_reads_it(
     seen = values_of(place)
     assert seen.dtype == (np.float64 if encoding["dtype"] == "int32" else np.float32)
     np.testing.assert_allclose(seen, right, rtol=1e-6)
-    raw = values_of(place, raw=True)
-    assert raw.dtype == encoding["dtype"]
+    assert values_of(place, raw=True).dtype == encoding["dtype"]
     box = open_source(place).domain
     out = np.empty(box.shape, seen.dtype)
     assert open_source(place).read(box, out) is out

@@ -219,8 +219,7 @@ def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(tmp_path, ca
     words = ["generate", "--from", str(path), "--offsets", "0", "--target-offset", "0"]
     assert main([*words, str(tmp_path / "data")]) == 0
     assert "4 of inputs t" in capsys.readouterr().out
-    packed = open_dataset(tmp_path / "data")
-    assert set(packed.document["not_finite"].values()) == {4}
+    assert set(open_dataset(tmp_path / "data").document["not_finite"].values()) == {4}
     saved = np.load(tmp_path / "data" / "statistics.npz")
     assert saved["inputs.mean"] == pytest.approx(np.nanmean(values))
     assert saved["inputs.std"] == pytest.approx(np.nanstd(values))

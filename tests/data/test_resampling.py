@@ -116,8 +116,7 @@ def test_a_grid_may_begin_in_a_box_whose_edge_stands_for_what_lies_beyond(order:
     array = np.random.default_rng(4).random((9, 20, 17))
     inner = Box((2, 3, 1), (7, 16, 17)), Box((3, 2, 4), (9, 10, 30))
     way = Resampling(Box.of((0,) * 3, array.shape), Box.of((0,) * 3, (14, 13, 32)), order, 0, inner)
-    alone = Resampling(*inner, order, 0)
-    wanted = alone.apply(array[(None, *inner[0].slices)], *inner)[0]
+    wanted = Resampling(*inner, order, 0).apply(array[(None, *inner[0].slices)], *inner)[0]
     for box in [way.to, inner[1], *some_boxes(way.to, 5)]:
         needed = way.needed(box)
         made = way.apply(array[(None, *needed.slices)], needed, box)[0]

@@ -91,8 +91,7 @@ class TestSinkLayout:
 
         models = pytest.importorskip(f"ome_zarr_models.v{version.replace('.', '')}")
         like = open_source(DATA[(0,) * (5 - len(axes))])
-        sink = open_out(tmp_path / "a.zarr", like.domain, like=like, ome_version=version)
-        sink.create()
+        open_out(tmp_path / "a.zarr", like.domain, like=like, ome_version=version).create()
         group = zarr.open_group(tmp_path / "a.zarr", mode="r")
         multiscale = models.Image.from_zarr(group).ome_attributes.multiscales[0]
         assert "".join(axis.name for axis in multiscale.axes) == axes
@@ -186,8 +185,7 @@ class TestExisting:
         self.make(path)
         with pytest.raises(UsageError, match=rf"{name}: exists; use --overwrite"):
             open_out(path)
-        resumed = open_out(path, resume=True, chunks=(4, 5, 6))
-        resumed.create()
+        open_out(path, resume=True, chunks=(4, 5, 6)).create()
         assert open_source(path).read(DOMAIN).sum() == DATA.sum()
         replaced = open_out(path, dtype="f4", overwrite=True)
         assert open_source(path).read(DOMAIN).sum() == DATA.sum()  # create() deletes, not before
@@ -273,8 +271,7 @@ class TestExisting:
     def test_a_version_is_asked_of_what_replaces_another(self, tmp_path) -> None:
 
         open_out(tmp_path / "a.zarr", ome_version="0.4").create()
-        sharded = open_out(tmp_path / "a.zarr", overwrite=True, shards=(8, 8, 8))
-        sharded.create()
+        open_out(tmp_path / "a.zarr", overwrite=True, shards=(8, 8, 8)).create()
         assert sorted(path.name for path in (tmp_path / "a.zarr").iterdir()) == ["0", "zarr.json"]
         assert open_source(tmp_path / "a.zarr").ome_version == "0.5"
         open_out(tmp_path / "a.zarr", overwrite=True, ome_version="0.4").create()

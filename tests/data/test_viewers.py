@@ -70,8 +70,7 @@ def test_ome_zarr_py(image: str) -> None:
 
 
 def test_napari(image: str) -> None:
-    napari = pytest.importorskip("napari_ome_zarr")
-    read = napari.napari_get_reader(image)
+    read = pytest.importorskip("napari_ome_zarr").napari_get_reader(image)
     (levels, shown, kind), (labels, of_labels, kind_of_labels) = read(image)
     assert (kind, kind_of_labels) == ("image", "labels")
     assert shown["channel_axis"] == 0 and shown["axis_labels"] == ("z", "y", "x")
@@ -87,8 +86,7 @@ def test_napari(image: str) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_neuroglancer_in_a_browser(image: str, tmp_path) -> None:
     """Its page reads what `view --serve` serves, by the state of the link, and draws it."""
-    neuroglancer = pytest.importorskip("neuroglancer")
-    viewer = neuroglancer.Viewer()
+    viewer = pytest.importorskip("neuroglancer").Viewer()
     page = f"http://127.0.0.1:{urlsplit(viewer.get_viewer_url()).port}/"
     code = "from penstock.cli import entry; import sys; sys.argv[0] = 'penstock'; entry()"
     words = ["view", image, f"{image}/labels/cells", "--serve", "--viewer", page]
@@ -110,6 +108,5 @@ def test_neuroglancer_in_a_browser(image: str, tmp_path) -> None:
     x, unit = state["dimensions"]["x"]
     assert unit == "m" and x == pytest.approx(0.25e-6)
     (shot,) = shots
-    pixels = shot.screenshot.image_pixels
-    assert len(np.unique(pixels[..., :3].reshape(-1, 3), axis=0)) > 100
+    assert len(np.unique(shot.screenshot.image_pixels[..., :3].reshape(-1, 3), axis=0)) > 100
     assert np.abs(np.array(viewer.state.position)[:3] - (35, 40, 4)).max() <= 1  # its middle

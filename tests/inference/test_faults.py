@@ -285,5 +285,4 @@ def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
     assert check_notes(out, folder) == 12
     capsys.readouterr()
     assert main(["verify", str(out), "--run-dir", str(folder)]) == 0
-    left = [path for path in place.rglob("*") if path.suffix in (".__lock", ".part")]
-    assert left == []
+    assert [path for path in place.rglob("*") if path.suffix in (".__lock", ".part")] == []

@@ -131,15 +131,13 @@ def test_a_tile_that_a_tiff_leaves_out_is_a_missing_chunk(tmp_path) -> None:
     tifffile.imwrite(path, (tile if tile.any() else None for tile in tiles), tile=(16, 16),
                      shape=data.shape, dtype=data.dtype, compression="zlib")  # fmt: skip
     knobs = KNOBS | {"patch": (12, 12), "block": (16, 16)}
-    summary = penstock.run_inference(path, np.zeros_like(data), **knobs)
-    assert summary.chunks == ChunkCount(6, 1)
+    assert penstock.run_inference(path, np.zeros_like(data), **knobs).chunks == ChunkCount(6, 1)
     with pytest.raises(StageError, match=r"chunk \(0, 0, 0, 1, 1\)"):
         penstock.run_inference(path, np.zeros_like(data), missing="error", **knobs)
 
 
 def test_what_has_no_chunks_misses_none_and_a_view_that_cannot_tell_is_refused(tmp_path) -> None:
-    summary = penstock.run_inference(arange(SHAPE), arange(SHAPE), **KNOBS)
-    assert summary.chunks is None
+    assert penstock.run_inference(arange(SHAPE), arange(SHAPE), **KNOBS).chunks is None
     penstock.run_inference(arange(SHAPE), arange(SHAPE), missing="error", **KNOBS)
     layer = {"driver": "array", "dtype": "uint16", "array": arange((2, 8, 8)).tolist()}
     virtual = {"driver": "stack", "layers": [layer]}

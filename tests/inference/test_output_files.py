@@ -79,8 +79,7 @@ def test_ome_tiff() -> None:
         assert len(series.levels) == 2 and (series.levels[1].asarray() == small).all()
         assert series.keyframe.tilewidth == 512
         xml = file.ome_metadata
-    ome = pytest.importorskip("ome_types").from_xml(xml)
-    pixels = ome.images[0].pixels
+    pixels = pytest.importorskip("ome_types").from_xml(xml).images[0].pixels
     sizes = {axis: getattr(pixels, f"physical_size_{axis}") for axis in "xyz"}
     assert sizes == {"x": 0.4, "y": 0.5, "z": 2.0} and pixels.physical_size_x_unit.value == "µm"
     assert pixels.time_increment == 2.5 and pixels.time_increment_unit.value == "s"

@@ -265,8 +265,7 @@ def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) ->
     if version == "0.4":
         like = zarr.open_group("old.zarr", mode="w", zarr_format=2)
         like.create_array("0", data=VOLUME, chunks=(4, 64, 64))
-        ome = dict(zarr.open_group("image.ome.zarr").attrs["ome"])
-        (multiscale,) = ome["multiscales"]
+        (multiscale,) = dict(zarr.open_group("image.ome.zarr").attrs["ome"])["multiscales"]
         like.attrs["multiscales"] = [
             {**multiscale, "version": "0.4", "datasets": multiscale["datasets"][:1]}
         ]

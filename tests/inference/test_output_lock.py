@@ -497,5 +497,4 @@ def test_what_may_not_be_replaced_is_refused_before_its_list_is_lost(tmp_path, m
     monkeypatch.setattr(TensorStoreSink, "check", denied)
     with pytest.raises(UsageError, match="Permission denied"):
         penstock.run_inference(source, out, overwrite=True, **SMALL)
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert after == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

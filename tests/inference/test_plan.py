@@ -238,8 +238,7 @@ print(most >> 20, held >> 20, resident_bytes() >> 20, sum(map(len, between)))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_gaps_between_what_is_held_are_given_back(tmp_path) -> None:
-    process = started(tmp_path, code=GAPS)
-    process.join()
+    started(tmp_path, code=GAPS).join()
     most, held, after, _ = map(int, (tmp_path / "said").read_text().split())
     assert held > most - 6, "without it the heap keeps what is freed"
     assert after < held - 45

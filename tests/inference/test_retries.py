@@ -144,8 +144,7 @@ def test_the_lock_is_tried_again_and_its_check_is_counted(tmp_path, monkeypatch)
     monkeypatch.setattr(OutputLock, "name", failing(OutputLock.name, error, range(1)))
     monkeypatch.setattr(OutputLock, "check", failing(OutputLock.check, error, range(1)))
     out, run = tmp_path / "out.zarr", tmp_path / "run"
-    summary = penstock.run_inference(arange((8, 8, 8)), out, run_dir=run, **SMALL)
-    assert summary.retries == 1
+    assert penstock.run_inference(arange((8, 8, 8)), out, run_dir=run, **SMALL).retries == 1
 
 
 @pytest.mark.parametrize(

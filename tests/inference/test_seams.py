@@ -219,8 +219,7 @@ def test_changed_labels_and_their_f1_are_measured() -> None:
     assert 0 < error.by_distance[0] < 0.1 and 0.9 < error.f1 < 1
     assert "of the labels change at seams" in error.line() and "F1 0.9" in error.line()
     job = opened(scores, head_kind="scores", **knobs)  # what blends scores reduces them later
-    later = _trial(job, labels=True, later=Reduction.parse("argmax")).error(200, 2**30)
-    assert later == error
+    assert _trial(job, labels=True, later=Reduction.parse("argmax")).error(200, 2**30) == error
 
 
 @pytest.mark.usefixtures("measured_soon")

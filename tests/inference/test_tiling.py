@@ -34,8 +34,7 @@ def test_the_largest_brick_is_as_long_as_the_longest_on_every_axis(geometry: Geo
     for brick in Parts(geometry, 1).bricks():
         lengths["read"].append(brick.read.shape)
         lengths["support"].append(brick.support.shape)
-        hull = brick.read.hull(read_range(brick.read, geometry.domain))
-        lengths["hull"].append(hull.shape)
+        lengths["hull"].append(brick.read.hull(read_range(brick.read, geometry.domain)).shape)
     largest = largest_brick(geometry)
     for name, shapes in lengths.items():
         assert getattr(largest, name).shape == tuple(map(max, zip(*shapes, strict=True))), name

@@ -25,8 +25,7 @@ def test_torch_sees_the_same_memory(data: dict[str, Path]) -> None:
             for name in data:
                 assert torch.equal(batch[name], torch.from_numpy(whole[name][rows]))
         assert len({batch["inputs"].data_ptr() for batch in dataset}) <= 4
-        state = dataset.state_dict()
-        assert state["epoch"] == 2
+        assert dataset.state_dict()["epoch"] == 2
         workers = torch.utils.data.DataLoader(
             dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn"
         )

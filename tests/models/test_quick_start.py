@@ -16,6 +16,5 @@ print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
 
 
 def test_neither_a_footprint_nor_a_reach_imports_the_compiler(tmp_path) -> None:
-    process = started(tmp_path, code=_QUICK)
-    process.join()
+    started(tmp_path, code=_QUICK).join()
     assert (tmp_path / "said").read_text() == "[]\n"

@@ -182,8 +182,7 @@ def test_one_file_of_each_kind(tmp_path, capsys) -> None:
         assert main(["report", records, "--output", str(tmp_path / name)]) == 0
     assert Page((tmp_path / "a.html").read_text()).text.count("For throughput") == 1
     assert json.loads((tmp_path / "a.json").read_text())["format"] == "penstock-report"
-    markdown = (tmp_path / "a.md").read_text()
-    assert "![a_model](a_model.png)" in markdown
+    assert "![a_model](a_model.png)" in (tmp_path / "a.md").read_text()
     assert (tmp_path / "a_model.png").read_bytes()[:4] == b"\x89PNG"
     capsys.readouterr()
     assert main(["report", records, "--output", str(tmp_path / "a.html")]) == 2

@@ -158,8 +158,7 @@ def test_a_run_of_infer_as_it_is(tmp_path) -> None:
     assert {"stages", "ram"} <= set(names)
     sections = {each["title"]: each for each in document["chapters"][0]["sections"]}
     sections.pop("What to change", None)  # it depends on the times of the stages
-    titles = "Stages, Memory, Seams, Faults and values, Settings"
-    assert list(sections) == titles.split(", ")
+    assert list(sections) == "Stages, Memory, Seams, Faults and values, Settings".split(", ")
     memory = sections["Memory"]["table"]
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
 
@@ -186,8 +185,7 @@ def test_what_is_known_of_seams_is_told_and_drawn(tmp_path) -> None:
     measured = {"by_distance": [0.02, 0.01], "low": [0.01, 0.0], "high": [0.03, 0.02], "places": 3,
                 "labels": False}  # fmt: skip
     plan = {"seams": "no overlap is exact: a layer", "seam_error": measured}
-    report = report_of_run(run_folder(tmp_path / "a", READ, run={"plan": plan}))
-    (chapter,) = report.chapters
+    (chapter,) = report_of_run(run_folder(tmp_path / "a", READ, run={"plan": plan})).chapters
     (seams,) = [section for section in chapter.sections if section.title == "Seams"]
     assert list(seams.sentences) == ["No overlap is exact: a layer."]
     (picture,) = [picture for picture in chapter.pictures if picture.name == "seams"]

@@ -149,8 +149,7 @@ def test_readings_alone_are_a_page_of_their_own(tmp_path) -> None:
     ledger.write_text("".join(f"{one.model_dump_json(by_alias=True)}\n" for one in readings))
     assert main(["report", str(ledger)]) == 0
     folder = tmp_path / "tuned.report"
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"report.md", "queue.csv", "queue.png"}
+    assert {path.name for path in folder.iterdir()} == {"report.md", "queue.csv", "queue.png"}
     page = (folder / "report.md").read_text()
     assert "read while nobody computes" in page
     assert "| 2 | 4 | 0.500 | 0.500 - 0.500 | 4.00 | 14 | 2 | ok |" in page

@@ -95,8 +95,7 @@ def test_runs_are_picked_and_a_link_shows_them_again(browser: Browser, ours: Ser
     browser.until(f"({CELLS.format(chr(39) + 'Settings that differ' + chr(39))}).length == 3")
     settings = browser.run(CELLS.format("'Settings that differ'"))
     assert settings[0] == ["", "on1", "on4"] and ["devices", "1", "4"] in settings
-    results = browser.run(CELLS.format("'Results'"))
-    assert ["training time", "100 s", "30 s", "0.3 x"] in results
+    assert ["training time", "100 s", "30 s", "0.3 x"] in browser.run(CELLS.format("'Results'"))
     link = browser.run("location.hash")
     opened(browser, ours.address + link)
     browser.until(f"({CELLS.format(chr(39) + 'Settings that differ' + chr(39))}).length == 3")

@@ -114,8 +114,7 @@ def test_what_a_training_does_not_hold_is_said(tmp_path) -> None:
     assert "What limited it is not known: no phase of a step was timed." in text
     assert "Nothing is known of its scores" in text
     (bare / "training_results.json").unlink()
-    begun = report_of_training(bare)
-    assert "Its speed is not known: no epoch has ended." in begun.verdict
+    assert "Its speed is not known: no epoch has ended." in report_of_training(bare).verdict
     diverged = training(tmp_path / "b", WAITING, losses=(0.9, None))
     assert "It diverged: a validation loss was not finite." in report_of_training(diverged).verdict
 
@@ -253,8 +252,7 @@ def test_detections_are_drawn_on_their_chips(tmp_path) -> None:
     assert panel.image is not None and (panel.image.pixels == image).all()
     true, predicted = panel.image.boxes
     assert true.places == [[7, 17, 33, 53]] and predicted.places == boxes.tolist()
-    chapters = report_of_training(folder).chapters
-    assert chapters[0].pictures[-1].caption == picture.caption
+    assert report_of_training(folder).chapters[0].pictures[-1].caption == picture.caption
     text = html_page(Report("t", ["v."], [], [Chapter("c", [], [picture])]))
     assert Page(text).asked() == []
     links = re.findall(r'"data:image/png;base64,([^"]+)"', text)

@@ -224,8 +224,7 @@ def test_a_loader_is_tuned_from_end_to_end(data: str, tmp_path, capsys) -> None:
 def test_chunks_that_were_never_written_can_be_filled(tmp_path, capsys) -> None:
     zarr = pytest.importorskip("zarr")
     path = tmp_path / "mask.zarr"
-    array = zarr.create_array(path, shape=(8, 4), chunks=(1, 4), dtype="f4", fill_value=0)
-    array[::2] = 1
+    zarr.create_array(path, shape=(8, 4), chunks=(1, 4), dtype="f4", fill_value=0)[::2] = 1
     out = tmp_path / "loader.yaml"
     flags = "--step-time 5 --batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
     command = ["tune", "loader", str(path), *flags.split(), "--output", str(out)]

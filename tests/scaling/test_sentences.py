@@ -79,8 +79,7 @@ def test_of_several_kinds_each_stands_above_its_own_tables(tmp_path, capsys) -> 
     assert code == 0
     marks = ["Strong scaling", "Weak scaling", "SPEEDUP ANALYSIS", "Training Results on M\n="]
     order = [marks[0], *marks[2:], marks[1], *marks[2:]]
-    printed = re.findall("|".join(marks), out)
-    assert printed in (order, [*order[3:], *order[:3]])
+    assert re.findall("|".join(marks), out) in (order, [*order[3:], *order[:3]])
 
 
 def test_a_baseline_of_several_devices_is_said() -> None:

@@ -120,8 +120,7 @@ def test_work_of_no_kind_is_refused_with_the_difference() -> None:
 def test_runs_that_broke_off_are_not_compared() -> None:
     broken = run(4, None, status="cancelled", epochs=20)
     resumed = run(8, 20.0, epochs=30)
-    study = only([run(1, 100), broken, resumed])
-    assert [p.at.devices for p in study.points] == [1]
+    assert [p.at.devices for p in only([run(1, 100), broken, resumed]).points] == [1]
     assert studies([broken], False) == []
 
 

@@ -178,8 +178,7 @@ ROWS, COLUMNS = 6, 8
 
 def packed(root: Path, samples: int, first: int = 0) -> Path:
     """Fields that drift eastward by a column a step: `a`, which is seen twice, and `v`."""
-    rng = np.random.default_rng(0)
-    waves = rng.normal(size=(2, ROWS, COLUMNS)).astype(np.float32)
+    waves = np.random.default_rng(0).normal(size=(2, ROWS, COLUMNS)).astype(np.float32)
 
     def at(step: int) -> Any:
         return np.stack([np.roll(wave, step, axis=1) for wave in waves], axis=-1)

@@ -61,16 +61,14 @@ def test_without_a_key_comet_is_an_archive_and_a_run_that_goes_on_two_of_one_exp
     assert (experiment["offline_id"], experiment["project_name"]) == (first.stem, "seas")
     assert set(experiment["tags"]) == {"spiral", "1cpu", "study=a"}
     payloads = [message["payload"] for message in messages]
-    others = {each["key"]: each["value"] for each in payloads if "key" in each}
-    assert others["Name"] == "mine"
+    assert {each["key"]: each["value"] for each in payloads if "key" in each}["Name"] == "mine"
     parameters = {
         each["param"]["paramName"]: each["param"]["paramValue"]
         for each in payloads if "param" in each
     }  # fmt: skip
     assert (str(parameters["batch_size"]), parameters["hidden_dims"]) == ("8", "8 4")
     assert parameters["libraries.torch"] == torch.__version__
-    results = tracked(tmp_path, "comet", resume=True, **labels)
-    (tracker,) = results["trackers"]
+    (tracker,) = tracked(tmp_path, "comet", resume=True, **labels)["trackers"]
     assert (tracker["status"], tracker["run"]) == ("ok", first.stem)
     assert tracker["where"] == "track/comet"
     assert "comet upload" in tracking.outcome_of_tracker(tracker, tmp_path)

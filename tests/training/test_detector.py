@@ -132,8 +132,7 @@ def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
     train_workload("detector", config("whole"))
     with pytest.raises(Incomplete):
         train_workload("detector", config("parts"), progress=kill_at(2))
-    resumed = train_workload("detector", config("parts", resume=True))
-    assert resumed["resumed_at_steps"]
+    assert train_workload("detector", config("parts", resume=True))["resumed_at_steps"]
     assert_same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 

@@ -234,8 +234,7 @@ def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_pa
         epochs=60, batch_size=1, grid_step=8, latent_size=32, mesh_level=2, message_steps=2,
         learning_rate=4e-3,
     )  # fmt: skip
-    results = train_workload("emulator", config)
-    assert results["final"]["val_relative_rmse"] < 0.9
+    assert train_workload("emulator", config)["final"]["val_relative_rmse"] < 0.9
 
 
 @pytest.mark.parametrize(

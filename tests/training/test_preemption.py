@@ -65,8 +65,7 @@ def trained(
             stops += 1
         finally:
             Struck.moment = None
-    last = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
-    return stops, last["model"]
+    return stops, torch.load(out / "checkpoints" / "last.pt", weights_only=True)["model"]
 
 
 @pytest.fixture(

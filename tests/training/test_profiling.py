@@ -31,8 +31,7 @@ def test_a_trace_has_the_operators_of_the_steps_asked_for_and_changes_none(tmp_p
     assert calls["aten::linear"] == 3 * 5, "layers, steps"
     table = (tmp_path / "a" / "profile" / "operators.txt").read_text()
     assert "aten::addmm" in table and "Self CPU" in table
-    plain = profiled(tmp_path / "b", profile=False)
-    assert plain["steps"] == results["steps"] == 10
+    assert profiled(tmp_path / "b", profile=False)["steps"] == results["steps"] == 10
     assert_same(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert not (tmp_path / "b" / "profile").exists()
 

@@ -96,8 +96,7 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path) -
     with pytest.raises(Crash):
         train_workload("spiral", config_of(parts, checkpoint_every=3), progress=crash)
     assert len(rows(parts)) == 14  # of which two were not in the checkpoint of step 12
-    resumed = train_workload("spiral", config_of(parts, resume=True))
-    assert resumed["resumed_at_steps"] == [12]
+    assert train_workload("spiral", config_of(parts, resume=True))["resumed_at_steps"] == [12]
     assert_same(weights(whole), weights(parts))
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 25)]
 

@@ -179,8 +179,7 @@ def test_only_the_first_of_two_ranks_tells(tmp_path) -> None:
     done = forked_ranks(tmp_path / "run", *words)
     assert done.codes == [0, 0], done.said
     tmp_path /= "run"
-    settings = assert_in_tensorboard(tmp_path)
-    assert settings["world_size"] == 2.0
+    assert assert_in_tensorboard(tmp_path)["world_size"] == 2.0
     results = json.loads((tmp_path / "training_results.json").read_text())
     assert results["name"].startswith("spiral-2cpu-")
     assert results["launch"]["nodes"] == 1
