@@ -341,9 +341,7 @@ def test_a_training_that_is_stopped_goes_on(device: str, tmp_path) -> None:
     # Where steps are queued, the signal comes when they are drained.
     results = spiral(tmp_path / "parts", device, dropout=0.2, resume=True)
     assert results["steps"] == STEPS[device] and len(results["resumed_at_steps"]) == 1
-    whole, parts = (
-        read(tmp_path / name, "checkpoints/last.pt")["model"] for name in ("whole", "parts")
-    )
+    whole, parts = (read(tmp_path / n, "checkpoints/last.pt")["model"] for n in ("whole", "parts"))
     assert_close(whole, parts, 0 if device == "cpu" else 1e-4)
 
 

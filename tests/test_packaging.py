@@ -184,9 +184,7 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path) -
     """`make demo` installs that extra alone, so that nobody waits for the rest."""
     extras = PROJECT["optional-dependencies"]
     words = {re.split(r"[>=\[]", line)[0] for line in (*extras["demo"], *extras["plot"])}
-    assert words == set(
-        "penstock-dl safetensors tensorstore torch jinja2 matplotlib xxhash".split()
-    )
+    assert words == {*"penstock-dl safetensors tensorstore torch jinja2 matplotlib xxhash".split()}
     site = tmp_path / "site" / "sitecustomize.py"
     here = " ".join(sorted((words | NEEDED_BY_DEMO) - {"penstock-dl"}))
     site.write_text(f"{BLOCK}ABSENT -= set({here!r}.split())\n")

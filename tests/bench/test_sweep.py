@@ -69,9 +69,7 @@ def test_a_pair_is_mirrored(launches: int, seed: int) -> None:
 
 
 def test_rounds_differ_and_the_seed_decides() -> None:
-    rounds = [
-        tuple(case for case, n in launch_order(6, 10, 0) if n == number) for number in range(10)
-    ]
+    rounds = [tuple(case for case, n in launch_order(6, 10, 0) if n == i) for i in range(10)]
     assert len(set(rounds)) > 5
     assert launch_order(6, 10, 0) != launch_order(6, 10, 1)
 

@@ -50,9 +50,7 @@ def test_series_and_axes(tmp_path, capsys) -> None:
     tifffile = pytest.importorskip("tifffile")
     path = str(tmp_path / "a.tif")
     with tifffile.TiffWriter(path) as file:
-        file.write(
-            np.zeros((3, 8, 9), "uint16"), photometric="minisblack", metadata={"axes": "ZYX"}
-        )
+        file.write(np.zeros((3, 8, 9), "u2"), photometric="minisblack", metadata={"axes": "ZYX"})
         file.write(np.zeros((4, 8), "uint16"), compression="zlib")
     assert f"penstock info {path} --series 1  4 x 8" in info(capsys, path)
     assert "yx 4 x 8, deflate" in info(capsys, path, "--series", "1")

@@ -115,9 +115,7 @@ def write_nd2(
             data = bytes(8) + (zlib.compress(pixels) if packed else pixels)
             name = f"ImageDataSeq|{number}!"
             places[name] = _chunk(file, name, data), len(data)
-        listed = b"".join(
-            name.encode() + struct.pack("<QQ", *place) for name, place in places.items()
-        )
+        listed = b"".join(n.encode() + struct.pack("<QQ", *p) for n, p in places.items())
         signature = b"ND2 CHUNK MAP SIGNATURE 0000001!"
         at = file.tell()
         listed += signature + struct.pack("<Q", at)

@@ -251,9 +251,7 @@ def test_real_reanalysis_is_packed_to_the_bit(tmp_path, capsys) -> None:
                                                     "u_200_t+0")  # fmt: skip
     with xarray.open_dataset(ERA, engine="netcdf4") as data:
         for name, month in (("inputs", 0), ("targets", 1)):
-            levels = [
-                data[variable].values[month, level] for variable in "zuv" for level in range(3)
-            ]
+            levels = [data[v].values[month, level] for v in "zuv" for level in range(3)]
             expected = np.stack(levels, axis=-1).astype(np.float32)
             np.testing.assert_array_equal(read(packed, name)[0], expected)
     assert packed.arrays["inputs"].chunks == (1, 241, 480, 3)

@@ -237,9 +237,7 @@ def test_quick_benchmark_measures_every_contender(tmp_path, monkeypatch) -> None
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("*-preprocess.json")
     launches = json.loads(file.read_text())["launches"]
-    assert [row["contender"] for row in launches] == list(
-        runpy.run_path(str(BENCHMARK))["CONTENDERS"]
-    )
+    assert [row["contender"] for row in launches] == [*runpy.run_path(str(BENCHMARK))["CONTENDERS"]]
     assert all(row["chips"] == 8 and row["peak_rss"] > 0 for row in launches)
     assert BENCHMARK.with_name("README.md").read_text() == readme
 

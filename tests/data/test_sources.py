@@ -312,9 +312,7 @@ class TestCache:
         source = open_source(build_tiff_strips(tmp_path))
         decoded = []
         decode = ometiff._decode
-        monkeypatch.setattr(
-            ometiff, "_decode", lambda *key: decoded.append(key[2:]) or decode(*key)
-        )
+        monkeypatch.setattr(ometiff, "_decode", lambda *k: decoded.append(k[2:]) or decode(*k))
         box = Box((0, 0, 0, 0, 0), (1, 1, 1, 8, 17))  # two strips of 4 x 17 uint16
         for num_bytes, num_decoded in [(0, 4), (136, 4), (272, 2)]:
             decoded.clear()

@@ -177,10 +177,7 @@ def test_arrays_of_one_group_are_written_side_by_side(tmp_path) -> None:
         with pytest.raises(UsageError, match=r"is writing it for"):
             write(two | {"path": "1/2"}, run_dir=tmp_path / "third")
     lock = json.loads((tmp_path / "group.zarr.penstock-lock").read_text())
-    assert {path: entry["holder"] for path, entry in lock["outputs"].items()} == {
-        "1": None,
-        "12": None,
-    }
+    assert {k: v["holder"] for k, v in lock["outputs"].items()} == {"1": None, "12": None}
     assert {path.name for path in (tmp_path / "group.zarr").iterdir()} == {"1", "12"}
 
 

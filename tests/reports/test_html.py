@@ -201,9 +201,7 @@ def test_one_file_of_each_kind(tmp_path, capsys) -> None:
 
 @pytest.mark.slow
 def test_a_large_sweep_is_a_small_page() -> None:
-    many = {
-        (32 * tile, batch): tile * batch / 100 for tile in range(1, 11) for batch in range(1, 11)
-    }
+    many = {(32 * a, b): a * b / 100 for a in range(1, 11) for b in range(1, 11)}
     text = html_page(report_of_records(sized(many), "sweep.ledger"))
     assert len(text) < 1_500_000
     assert Page(text).text.count("%") > 10

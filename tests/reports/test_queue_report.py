@@ -105,9 +105,7 @@ def test_what_a_full_queue_held_passes_no_verdict() -> None:
     (utilisation,) = set(np.round(deep.steady_utilisations, 9))
     assert utilisation == pytest.approx(26.7 / 41.9)
     assert min(deep.utilisations) > 0.7
-    best = (
-        "waited 36% of the time [36% - 36%, 2 launches] at best, with 1 worker, queue 1. A reader"
-    )
+    best = "waited 36% of the time [36% - 36%, 2 launches] at best, with 1 worker, queue 1."
     assert best in queue_report.sentences(group)[-1]
     (heads, *lines) = queue_report.table(group)
     at = [heads.index(name) for name in ("queue", "AU steady", "AU of all")]

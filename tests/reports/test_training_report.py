@@ -181,9 +181,7 @@ def test_logs_beside_a_training_or_a_ledger_are_reported_too(tmp_path, capsys) -
     assert main(write) == 0
     document = json.loads(out.read_text())
     assert document["verdict"][0].startswith("suite.ledger: ")
-    assert "Logs and trackers: Scaling, hybrid" in [
-        chapter["title"] for chapter in document["chapters"]
-    ]
+    assert "Logs and trackers: Scaling, hybrid" in [c["title"] for c in document["chapters"]]
     capsys.readouterr()
     for name in "12":
         training(folder / "b" / name, COMPUTING, world=int(name))

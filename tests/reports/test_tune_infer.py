@@ -75,9 +75,7 @@ def test_cases_differ_in_one_setting_that_the_user_does_not_name() -> None:
     assert {"threads": 2} in changed and {"block": [64, 128, 128]} in changed
     named = {"settings": {"patch": [48], "threads": 4, "block": [32]}, "seconds": 1.0}
     assert not patch_cases(named, facts) and not other_cases(named, facts)
-    assert {"batch": 8} in [
-        each["settings"] for each in other_cases(case, facts | {"threads": None})
-    ]
+    assert {"batch": 8} in [one["settings"] for one in other_cases(case, facts | {"threads": None})]
 
 
 @pytest.mark.usefixtures("launches_here")

@@ -133,9 +133,7 @@ def test_what_broke_off_has_a_star_and_a_line() -> None:
         run(8, 20.0, job="9", epochs=30),
     ]
     lines = summary_table(runs)
-    assert lines[5].startswith(
-        "7          4 GPUs (1 node)                4      1      -*         -"
-    )
+    assert lines[5].startswith("7          4 GPUs (1 node)                4      1      -*")
     assert lines[7].split()[7:9] == ["20.00*", "0.67"]
     assert lines[-3:] == [
         "* 7: was cancelled after 20 of 50 epochs; not compared.",

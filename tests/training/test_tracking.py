@@ -148,11 +148,8 @@ def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(tmp_path, monkeyp
     assert re.fullmatch(r"spiral-1cpu-\d{8}-\d{6}-[0-9a-f]{4}", results["name"])
     settings = assert_in_tensorboard(tmp_path)
     assert settings["batch_size"] == 8.0
-    assert (settings["hidden_dims"], settings["tag.study"], settings["device"]) == (
-        "8 4",
-        "a",
-        "cpu",
-    )
+    shown = [settings[name] for name in ("hidden_dims", "tag.study", "device")]
+    assert shown == ["8 4", "a", "cpu"]
     assert settings["libraries.torch"] == torch.__version__
     assert settings["launch.job_id"] == "4711" and results["launch"]["job_name"] == "spirals"
     assert not {"backbone", "output_dir", "track"} & settings.keys()
