@@ -184,9 +184,7 @@ def test_the_pages_say_what_the_grid_shows(monkeypatch) -> None:
     )
 
 
-def test_without_the_data_the_emulator_is_skipped_with_a_sentence(
-    tmp_path, monkeypatch, capsys
-) -> None:
+def test_without_the_data_the_emulator_is_skipped_in_words(tmp_path, monkeypatch, capsys) -> None:
     script = str(BENCHMARKS / "emulator.py")
     monkeypatch.setattr(sys, "argv", [script, "--data", str(tmp_path / "no.nc")])
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -274,9 +274,7 @@ LOGINS = ("hunter2word", "half/hunter2word", "a+b/hunter2word/c")
 
 
 @pytest.mark.parametrize(("spec", "key"), crossed(BUCKETS, LOGINS))
-def test_a_login_before_a_bucket_is_in_no_text(
-    spec: str, key: str, capsys, tmp_path, monkeypatch
-) -> None:
+def test_a_buckets_login_is_in_no_text(spec: str, key: str, capsys, tmp_path, monkeypatch) -> None:
     """Also not in the texts of TensorStore, which quotes it as a bucket's name."""
     monkeypatch.chdir(tmp_path)
     words = ["--in-spec", spec.format(key), "--out-spec", "a.zarr", "--model-type", "identity"]

@@ -152,9 +152,7 @@ edges = st.lists(st.integers(0, 300), min_size=1, max_size=6).map(
 
 
 @given(edges, st.integers(1, 300), st.booleans())
-def test_any_staircase_is_found_exactly_and_within_the_bound(
-    edges: dict[str, int], max_batch: int, peaks: bool
-) -> None:
+def test_any_staircase_is_found_exactly(edges: dict[str, int], max_batch: int, peaks: bool) -> None:
     fits = Asked(staircase(edges, peaks=peaks))
     limits = find_limits(list(edges), fits, max_batch)
     for limit in limits:

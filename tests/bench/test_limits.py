@@ -49,9 +49,7 @@ def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("budget", "total"), [(10_000, None), (None, 10_000), (None, None)])
-def test_limits_on_a_gpu_are_for_the_allocator(
-    budget: int | None, total: int | None, tmp_path
-) -> None:
+def test_limits_on_a_gpu_are_allocators(budget: int | None, total: int | None, tmp_path) -> None:
     """Or what torch says the card has, whatever the driver shows: it may be a slice of one."""
     machine = Machine("oom_device")
     case = CASE | {"device": "cuda:0"}

@@ -111,9 +111,7 @@ def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> Non
         ("--recommend worker.py/a.yaml", "--recommend worker.py/a.yaml cannot be written"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence_and_nothing_is_created(
-    fake: Path, capsys, words: str, sentence: str
-) -> None:
+def test_what_makes_no_sense_creates_nothing(fake: Path, capsys, words: str, sentence: str) -> None:
     before = sorted(fake.rglob("*"))
     assert bench(*words.split()) == 2
     out, err = capsys.readouterr()

@@ -351,9 +351,7 @@ def test_a_preset_of_several_ranks_takes_no_workers(data: Path, tmp_path, capsys
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_preset_for_another_machine_runs_anyway_and_what_fails_is_a_row(
-    data: Path, tmp_path, capsys
-) -> None:
+def test_a_foreign_preset_runs_anyway_and_what_fails_is_a_row(data: Path, tmp_path, capsys) -> None:
     import torch
 
     out = tmp_path / "out"

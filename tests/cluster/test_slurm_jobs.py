@@ -501,9 +501,7 @@ def test_a_controller_that_is_gone_is_told(spoken: Callable[..., None]) -> None:
         slurm_states.job_states(["1"])
 
 
-def test_a_job_that_slurm_has_forgotten_is_named_and_not_cancelled(
-    spoken: Callable[..., None], tmp_path, capsys
-) -> None:
+def test_a_job_that_slurm_forgot_is_named(spoken: Callable[..., None], tmp_path, capsys) -> None:
     spoken()
     listed = [each.model_dump() for each in (job("12"), job("13"))]
     (tmp_path / "study.json").write_text(json.dumps(listed))

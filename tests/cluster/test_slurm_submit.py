@@ -95,9 +95,7 @@ def test_flags_win_over_a_config_and_that_over_a_preset(tmp_path, capsys) -> Non
         ("", "holds no settings"),
     ],
 )
-def test_a_preset_that_is_wrong_is_refused_by_file_and_key(
-    text: str, sentence: str, tmp_path, capsys
-) -> None:
+def test_a_wrong_preset_is_refused_with_place(text: str, sentence: str, tmp_path, capsys) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     for flag in ("--preset", "--config"):

@@ -486,9 +486,7 @@ def test_series_of_an_ome_tiff(tmp_path) -> None:
         ({}, None),
     ],
 )
-def test_what_a_tiff_says_and_is_not_honoured_is_noted(
-    how: dict[str, Any], note: str | None, tmp_path
-) -> None:
+def test_what_a_tiff_says_in_vain_is_noted(how: dict[str, Any], note: str | None, tmp_path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", DATA[0, 0, 0], **how)
     notes = open_source(tmp_path / "a.tif").notes
     assert [note in each for each in notes if note] == [True] * (note is not None)

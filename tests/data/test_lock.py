@@ -94,9 +94,7 @@ def test_the_lock_of_an_ended_process_is_taken(tmp_path, sinks: list[Sink], away
     OutputLock.take(sinks, "b", take_over=True).check()
 
 
-def test_a_run_whose_folder_is_gone_holds_nothing_on_its_host(
-    tmp_path, sinks: list[Sink], monkeypatch
-) -> None:
+def test_a_run_without_its_folder_holds_nothing(tmp_path, sinks: list[Sink], monkeypatch) -> None:
     """That of an array, and one of before a reboot; not one in another container."""
     folder, file = tmp_path / "out.zarr.penstock", tmp_path / "out.zarr.penstock-lock"
     host, boot, space = platform.node(), "boot", "pid:[1]"

@@ -29,9 +29,7 @@ def pieces(limits: ValueLimits, values: np.ndarray, axis: int | None) -> None:
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize(("dtype", "keeps"), [("int16", True), ("float32", False)])
-def test_limits_are_the_ends_of_what_counts_and_zero_where_some_does_not(
-    axis: int | None, dtype: str, keeps: bool
-) -> None:
+def test_limits_are_ends_of_what_counts_or_zero(axis: int | None, dtype: str, keeps: bool) -> None:
     values = VALUES.astype(dtype)
     if dtype == "float32":
         values[0, 5, 0, 0] = np.nan  # which says nothing

@@ -240,9 +240,7 @@ def audited(packed: Packed, planned: list[list[int]], came: list[list[int]]) -> 
         ([[4, 2, 3], [0, 1]], Delivery(1, 0, 2)),  # one too many
     ],
 )
-def test_the_audit_goes_by_the_bytes(
-    came: list[list[int]], delivery: Delivery, small: Packed
-) -> None:
+def test_the_audit_is_of_bytes(came: list[list[int]], delivery: Delivery, small: Packed) -> None:
     assert audited(small, [[4, 2], [0, 1]], came) == delivery
     assert delivery.right == (delivery == Delivery(0, 0, 0))
 

@@ -114,9 +114,7 @@ def test_what_a_file_says_of_its_values_holds(missing: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("nodata", [-32768.0, None])
 @pytest.mark.parametrize("profile", [{"dtype": "float32"}, HALVES])
-def test_pieces_that_are_left_out_are_no_data(
-    profile: dict[str, Any], nodata: float | None, tmp_path
-) -> None:
+def test_left_out_pieces_are_void(profile: dict[str, Any], nodata: float | None, tmp_path) -> None:
     """SPARSE_OK: the file is whole. Without a no-data value they are 0, as GDAL has it."""
     values = radar()
     values[:256] = nodata or 0

@@ -145,9 +145,7 @@ def test_a_set_counts_and_where_its_objects_lie_in_memory_does_not() -> None:
 
 
 @pytest.mark.slow
-def test_from_wherever_it_is_said_a_file_is_the_same_model_until_a_part_changes(
-    files: Path, monkeypatch
-) -> None:
+def test_from_wherever_said_a_file_is_one_model_until_it_changes(files: Path, monkeypatch) -> None:
     monkeypatch.chdir(files)
     infer(Path("out.zarr"), "unused.py:net")
     (files / "sub").mkdir()

@@ -160,9 +160,7 @@ def test_outputs_of_one_name_have_run_folders_of_their_own(tmp_path) -> None:
         ("shelf", "out.n5/0", "shelf/out.n5"),
     ],
 )
-def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
-    kvstore: str, path: str, beside: str, tmp_path
-) -> None:
+def test_a_run_folder_lies_beside_the_group(kvstore: str, path: str, beside: str, tmp_path) -> None:
     spec = array_spec({"driver": "file", "path": f"{tmp_path}/{kvstore}"}, path)
     cast = {"driver": "cast", "base": {**spec, "dtype": "uint8"}, "dtype": "uint8"}
     group = tmp_path / beside

@@ -169,9 +169,7 @@ def test_only_chunks_of_one_value_are_asked_for(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_an_output_of_ours_keeps_chunks_of_its_fill_value_only_if_its_spec_says_so(
-    tmp_path, capsys
-) -> None:
+def test_an_output_keeps_chunks_of_its_fill_value_if_its_spec_says_so(tmp_path, capsys) -> None:
     data = arange((16, 16, 32))
     data[:, :, 16:] = 0
     np.save(tmp_path / "in.npy", data)

@@ -263,9 +263,7 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
         [True, False],
     ),
 )
-def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
-    step: str, before: bool, tmp_path, monkeypatch
-) -> None:
+def test_a_run_killed_early_strands_nobody(step: str, before: bool, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("other.npy", OTHER)
     module, owner, method = step.rsplit(".", 2)

@@ -141,9 +141,7 @@ def test_a_run_of_another_output_keeps_off_the_folder_of_one_at_work(run_dir: st
     assert not Path("second.zarr").exists()
 
 
-def test_a_store_that_is_gone_is_waited_for_and_then_the_run_can_go_on(
-    s3_endpoint: str, monkeypatch
-) -> None:
+def test_a_store_that_is_gone_is_waited_for_and_runs_go_on(s3_endpoint: str, monkeypatch) -> None:
     monkeypatch.setattr("penstock.data.stores.bucket.PATIENCE_S", 0.05)
     few = {"s3_request_retries": {"max_retries": 0}}
     monkeypatch.setattr("penstock.data.stores.kvstore.BRIEF", few)

@@ -60,9 +60,7 @@ def test_identity_blended_returns_its_input(job: Any, dtype: str) -> None:
 
 @COSTLY
 @given(st.data(), st.sampled_from(["trim", "blend"]), st.sampled_from(["uint16", "float32"]))
-def test_the_result_is_the_same_to_the_bit_however_it_is_cut(
-    data: st.DataObject, seam: str, dtype: str
-) -> None:
+def test_the_bits_are_the_same_however_cut(data: st.DataObject, seam: str, dtype: str) -> None:
     shape, first = data.draw(jobs())
     _, second = data.draw(jobs())
     second |= {"patch": first["patch"], "overlap": first["overlap"]}

@@ -153,9 +153,7 @@ def image(path: Path, data: Array, scale: float, at: float = 0.0, unit: str = "m
         2,
     ),
 )
-def test_a_mask_lies_over_the_input_in_world_coordinates(
-    factor: int, of_mask: tuple[float, float, str], tmp_path
-) -> None:
+def test_a_mask_lies_in_the_world(factor: int, of_mask: tuple[float, float, str], tmp_path) -> None:
     """Of voxels four times as large whose centres are right, in another unit, and two voxels on."""
     source = image(tmp_path / "in.zarr", VOLUME, 0.5)
     coarse = RNG.random(tuple(-(-n // factor) for n in SHAPE)) < 0.05

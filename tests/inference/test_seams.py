@@ -285,9 +285,7 @@ def test_a_job_on_trial_measures_nothing_of_its_seams() -> None:
 @pytest.mark.parametrize(
     ("device", "amp"), [("cpu", torch.bfloat16), pytest.param("cuda", None, marks=pytest.mark.gpu)]
 )
-def test_the_device_and_the_dtype_of_the_job_measure_about_the_same(
-    device: str, amp: torch.dtype | None
-) -> None:
+def test_device_and_dtype_measure_about_the_same(device: str, amp: torch.dtype | None) -> None:
     if not (device == "cpu" or torch.cuda.is_available()):
         pytest.skip("no CUDA device")
     volume = np.random.default_rng(0).random((40, 40, 40)) * np.linspace(0, 9, 40)

@@ -302,9 +302,7 @@ def harmed(whole: Whole) -> Path:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shard=st.integers(0, 7), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_bit_that_changes_is_found_wherever_it_changes_a_value(
-    harmed: Path, shard: int, place: float, bit: int
-) -> None:
+def test_a_bit_that_changes_is_found(harmed: Path, shard: int, place: float, bit: int) -> None:
     file = chunk(harmed, *np.unravel_index(shard, (2, 2, 2)))
     whole = file.read_bytes()
     content = bytearray(whole)

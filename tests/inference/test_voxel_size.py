@@ -77,9 +77,7 @@ def _small_bricks(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("order", "seam"), mainly([(0, "blend"), (1, "trim"), (3, "blend")]))
-def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
-    volume: str, tmp_path, order: int, seam: str
-) -> None:
+def test_voxels_are_scipys_there_and_back(volume: str, tmp_path, order: int, seam: str) -> None:
     out = str(tmp_path / "out.ome.zarr")
     knobs = AS_IT_IS | {"voxel_size": "1 0.8 0.3", "resample_order": order, "seam_mode": seam}
     penstock.run_inference(volume, out, **knobs, output_voxel_size="network")

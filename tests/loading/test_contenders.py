@@ -130,9 +130,7 @@ def test_loaders_read_shards(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", mainly([*LIBRARY], 0, 1, 3))
-def test_a_missing_library_is_named_with_the_line_that_installs_it(
-    name: str, packed: Packed, monkeypatch
-) -> None:
+def test_a_missing_library_is_named_with_its_line(name: str, packed: Packed, monkeypatch) -> None:
     needs(name)
     library = LIBRARY[name]
     for module in [m for m in sys.modules if m.partition(".")[0] == library]:

@@ -180,9 +180,7 @@ def test_a_failing_disk_is_reported_by_its_first_error(data: dict[str, Path], mo
     assert threads_of_loaders() == []
 
 
-def test_a_server_that_is_gone_ends_the_iteration_after_so_many_tries(
-    data: dict[str, Path], monkeypatch
-) -> None:
+def test_a_server_that_is_gone_ends_after_so_many_tries(data: dict[str, Path], monkeypatch) -> None:
     """TensorStore by itself would go on for a quarter of an hour."""
     never = {"http_request_retries": {"max_retries": 1, "initial_delay": "1ms"}}
     monkeypatch.setattr("penstock.loading.engines.tensorstore_engine._PATIENCE", never)

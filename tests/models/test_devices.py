@@ -153,9 +153,7 @@ def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fixed", [1, 4])
-def test_a_program_for_one_size_of_batch_runs_with_that(
-    fixed: int, alone: str, full: np.ndarray, tmp_path
-) -> None:
+def test_a_program_for_one_batch_runs(fixed: int, alone: str, full: np.ndarray, tmp_path) -> None:
     path = alone if fixed == 1 else exported(conv(), fixed, tmp_path)
     np.testing.assert_allclose(
         run(VOLUME, path, batch=fixed, trust_model=True, **KNOBS), full, atol=1e-6

@@ -324,9 +324,7 @@ def test_channels_are_found_by_name_or_listed() -> None:
      ({"patch": (40,), "overlap": (6,)}, (6,)), ({"patch": (40,), "seam_mode": "trim"}, None),
      ({"patch": "auto"}, None)],
 )  # fmt: skip
-def test_a_patch_of_the_user_overlaps_by_the_share_that_its_makers_say(
-    said: dict[str, Any], overlap: Any
-) -> None:
+def test_a_patch_of_the_user_overlaps_by_the_same_share(said: dict[str, Any], overlap: Any) -> None:
     recipe = Recipe("net", patch=(16, 32, 32), overlap=(8, 16, 16), sliding=Sliding("gaussian"))
     config = InferConfig(in_spec="a", out_spec="b", model_type="c", **said)
     assert with_defaults(config, recipe)[0].overlap == overlap

@@ -167,9 +167,7 @@ def test_a_batch_is_its_samples(tiny: Refiner) -> None:
         ("600m", (256, 256), "256 x 256 pixels .* 256 is not a multiple of 14; 252 and 266 are"),
     ],
 )
-def test_tiles_of_broken_patches_are_refused(
-    size: str, sides: tuple[int, int], sentence: str
-) -> None:
+def test_broken_patches_are_refused(size: str, sides: tuple[int, int], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         on_meta(size)(torch.empty(1, 6, *sides, device="meta"))
 
@@ -211,9 +209,7 @@ def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid
 @pytest.mark.parametrize(
     ("frames", "prefix"), [pytest.param(1, "encoder.", id="v2"), pytest.param(3, "", id="v1")]
 )
-def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
-    frames: int, prefix: str, tmp_path
-) -> None:
+def test_a_public_checkpoint_encodes_as_public_code(frames: int, prefix: str, tmp_path) -> None:
     public = public_state(frames)
     state = public
     if not prefix:  # version 1 names the parts of encoder and decoder without these words

@@ -78,9 +78,7 @@ def nets(tmp_path) -> Path:
     ("name", "factor"),
     [("itself", 2), ("itself_too", 2), ("of_functions", 2), ("late", 1), ("Net", None)],
 )
-def test_a_function_that_must_be_given_something_is_the_model(
-    name: str, factor: int | None, nets: Path
-) -> None:
+def test_a_function_with_arguments_is_a_model(name: str, factor: int | None, nets: Path) -> None:
     x, module = torch.ones(1, 1, 2, 2, 2), model.load_model(f"{nets}:{name}").module
     assert torch.equal(module(x), x * factor if factor else x + 1)
 

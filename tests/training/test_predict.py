@@ -147,9 +147,7 @@ def test_the_command_writes_what_is_scored(data: Path, run: Path, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
-    data: Path, run: Path, tmp_path, monkeypatch
-) -> None:
+def test_a_stopped_run_goes_on_at_its_scene(data: Path, run: Path, tmp_path, monkeypatch) -> None:
     from penstock.training import predict
 
     scenes, out, seen = tmp_path / "scenes", tmp_path / "p.csv", list[str]()

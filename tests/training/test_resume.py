@@ -57,9 +57,7 @@ def history(out: Path) -> list[dict[str, Any]]:
         pytest.param(3, 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
-    whole: Path, tmp_path, step: int, workers: int
-) -> None:
+def test_a_killed_run_ends_in_whole_weights(whole: Path, tmp_path, step: int, workers: int) -> None:
     """There are 8 steps to an epoch: inside the first, at its end, inside the second, ..."""
 
     import torch
@@ -113,9 +111,7 @@ def test_more_steps_go_on_inside_the_epoch(tmp_path) -> None:
     assert_same(weights(whole), weights(parts))
 
 
-def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
-    whole: Path, tmp_path, monkeypatch
-) -> None:
+def test_a_device_is_asked_before_a_checkpoint(whole: Path, tmp_path, monkeypatch) -> None:
     """The first progress is told at the end of the first epoch."""
     monkeypatch.setattr(PhaseTimer, "drain_every", 50)
     with pytest.raises(Incomplete):
@@ -153,9 +149,7 @@ def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
-    tmp_path, capsys, monkeypatch
-) -> None:
+def test_a_run_stopped_before_a_checkpoint_begins_anew(tmp_path, capsys, monkeypatch) -> None:
     """What is said of how to go on is true: with nothing saved, and with something."""
 
     from penstock.training.step import Stepper

@@ -257,9 +257,7 @@ def test_values_are_counted_once_whatever_the_chunks(
     loss=st.sampled_from(("mse", "l1", "bce", "dice", "ce")),
     returns=st.sampled_from(("logits", "probabilities")),
 )
-def test_losses_and_scores_equal_those_of_what_is_finite(
-    data: st.DataObject, loss: Any, returns: Any
-) -> None:
+def test_losses_and_scores_are_of_the_finite(data: st.DataObject, loss: Any, returns: Any) -> None:
     """Each against the formula in numpy, on the values that are known alone."""
     import torch
 

@@ -273,9 +273,7 @@ def test_an_unknown_tracker_is_refused(capsys) -> None:
 
 
 @pytest.mark.parametrize("name", trackers.TRACKERS)
-def test_a_library_that_is_missing_is_named_before_anything_is_written(
-    name: str, tmp_path, monkeypatch
-) -> None:
+def test_a_missing_library_is_named_before_all_else(name: str, tmp_path, monkeypatch) -> None:
     package = tracking.PACKAGES[name][0]
     monkeypatch.setitem(sys.modules, package, None)
     extra = "train" if name == "tensorboard" else "track"
