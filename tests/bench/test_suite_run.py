@@ -388,6 +388,3 @@ def test_labels_that_the_chips_were_not_cut_with_are_refused_before_anything_run
     assert main(words) == 2
     assert "run penstock preprocess again" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    assert main(["suite", "dgx-a100", *flags(data, tmp_path / "out")]) == 2
-    assert "preset dgx-a100 is for 8 GPUs" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -66,13 +66,6 @@ All configurations achieved ~95% validation accuracy.
 """
 
 
-def test_the_seeds_tables_to_the_letter() -> None:
-    assert "\n".join(summary_table(seed_runs())) + "\n" == SUMMARY
-    study = only(seed_runs())
-    assert "\n".join(speedup_table(study)) + "\n" == SPEEDUPS
-    assert "\n".join(results_block(study, "MPCDF Raven")) + "\n" == RESULTS
-
-
 def test_the_seeds_tables_from_logs(tmp_path, capsys) -> None:
     paths = seed_logs(tmp_path)
     assert main(["scaling", *map(str, paths), "--machine", "MPCDF Raven"]) == 0
