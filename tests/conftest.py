@@ -259,6 +259,12 @@ def _for_all_tests(tmp_path_factory) -> Iterator[None]:
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch) -> None:
+    """`tmp_path` is the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def on_disk() -> Iterator[Path]:
     """A folder for files that must not lie in memory, as those of `tmp_path` may."""
     with tempfile.TemporaryDirectory() as folder:

@@ -17,15 +17,11 @@ from penstock.cli import main
 from .parameters import slowly
 from .preloaded import PENSTOCK, started
 
+pytestmark = pytest.mark.usefixtures("here")
+
 HUGE = 2**62
 DEEP = 100_000
 KNOBS = "--out-spec out.zarr --model-type identity --patch 8 --overlap 2 --devices cpu".split()
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch) -> None:
-    """An empty working folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

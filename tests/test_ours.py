@@ -172,8 +172,7 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(tmp_pa
         "slurm submit --study 1,4,8 --dry-run -- train spiral",
     ],
 )
-def test_the_seeds_command_lines_run_twice_in_a_row(line: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_seeds_command_lines_run_twice_in_a_row(line: str, here) -> None:
     Path("gpu_metrics.csv").write_text(GPU_CSV)
     Path("bench.csv").write_text(SEED_CSV)
     Path("slurm-1.out").write_text(log("1", 1, 362.45) + log("2", 4, 95.23))

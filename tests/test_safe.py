@@ -46,8 +46,7 @@ def record(**case: Any) -> Record:
 
 
 @pytest.mark.slow
-def test_a_terminal_is_moved_by_nobody(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_terminal_is_moved_by_nobody(tmp_path, capsys, here) -> None:
     (tmp_path / "a\x1b[2Jb\x9b\u202e\udcff.csv").write_text("no benchmark")
     assert main(["plot", "a\x1b[2Jb\x9b\u202e\udcff.csv"]) == 2
     assert main(["score", "xview3", "--inference-file", "\x1b]0;t\x07", "--label-file", "x"]) == 2
@@ -274,9 +273,8 @@ LOGINS = ("hunter2word", "half/hunter2word", "a+b/hunter2word/c")
 
 
 @pytest.mark.parametrize(("spec", "key"), crossed(BUCKETS, LOGINS))
-def test_a_buckets_login_is_in_no_text(spec: str, key: str, capsys, tmp_path, monkeypatch) -> None:
+def test_a_buckets_login_is_in_no_text(spec: str, key: str, capsys, tmp_path, here) -> None:
     """Also not in the texts of TensorStore, which quotes it as a bucket's name."""
-    monkeypatch.chdir(tmp_path)
     words = ["--in-spec", spec.format(key), "--out-spec", "a.zarr", "--model-type", "identity"]
     assert main(["infer", *words]) == 2
     said = capsys.readouterr().err
@@ -297,8 +295,7 @@ def test_an_address_without_a_login_stays_as_it_is() -> None:
         assert redact(text) == text
 
 
-def test_no_output_has_a_key_in_its_name(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_output_has_a_key_in_its_name(tmp_path, capsys, here) -> None:
     zarr(tmp_path / "in.zarr", counted_up())
     infer = ["infer", "--in-spec", "in.zarr", "--out-spec", "out.zarr", "--model-type", "identity",
              "--patch", "8", "--overlap", "0", "--devices", "cpu"]  # fmt: skip

@@ -103,9 +103,8 @@ def test_a_folder_that_workers_do_not_share_is_said(tmp_path, monkeypatch) -> No
 
 
 @pytest.mark.usefixtures("_zoo", "zoo_here")
-def test_the_client_keeps_what_workers_bring(tmp_path, monkeypatch) -> None:
+def test_the_client_keeps_what_workers_bring(tmp_path, here) -> None:
     """A record, a folder and a failure, by workers of Dask that live on."""
-    monkeypatch.chdir(tmp_path)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("Animal", {"n": 1}), ("Writes", {"output_dir": str(tmp_path / "run")}), ("Raises", {}),
     ]  # fmt: skip
@@ -211,8 +210,7 @@ def records(out: str) -> list[Record]:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def place(tmp_path, here) -> Path:
     Path("nets.py").write_text(NETS)
     return tmp_path
 

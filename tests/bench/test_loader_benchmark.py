@@ -61,9 +61,8 @@ def test_what_makes_no_sense_is_refused(knobs: dict[str, Any], data: str, said: 
     ],
 )
 def test_bad_input_is_one_sentence_and_creates_nothing(
-    data: Path, tmp_path, monkeypatch, capsys, words: str, said: str
+    data: Path, tmp_path, here, capsys, words: str, said: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(data)
     (tmp_path / "empty").mkdir()
     assert main(["bench", *words.split()]) == 2
@@ -111,8 +110,7 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_from_data_to_a_page(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_from_data_to_a_page(tmp_path, here, capsys) -> None:
     assert main(["generate", "ufs-p1", "data", "--samples", "16", "--grid", "8", "16"]) == 0
     words = "--threads 2 --batch-sizes 2 --loaders penstock zarr --batches 24 --warmup 1"
     command = ["bench", "loader", "data", *words.split(), "--effort", "quick", "--output", "l.csv"]

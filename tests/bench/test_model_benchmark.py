@@ -178,8 +178,7 @@ def test_resume_refuses_what_another_machine_measured(fake: Path, capsys) -> Non
 
 
 @pytest.mark.slow
-def test_from_a_file_to_a_row(nets: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_from_a_file_to_a_row(nets: str, tmp_path, here) -> None:
     words = f"--model {nets}:convs --tile_sizes 16 --batch_sizes 1 --mode train --device cpu"
     assert bench(*words.split(), "--launch-seconds", "0.2") == 0
     (row,) = rows_of(tmp_path / "out/bench.csv")

@@ -66,8 +66,7 @@ def test_a_file_of_the_seed_is_taken_as_it_is(tmp_path) -> None:
     assert fit_preset(custom, [], anyway=False)[1] == "", "it names no device"
 
 
-def test_a_path_of_the_seed_is_its_preset_where_no_file_is(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_path_of_the_seed_is_its_preset_where_no_file_is(here) -> None:
     path = Path("configs/dgx_a100.json")
     assert read_preset(path) == named_preset("dgx-a100")
     for absent in (Path("configs/mine.json"), Path("elsewhere/dgx_a100.json")):

@@ -97,13 +97,12 @@ def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
 @pytest.mark.slow
 def test_the_seeds_own_command_runs_over_a_real_s3_server(
     volume: np.ndarray, s3_endpoint: str, tmp_path, capsys,
-    monkeypatch,
+    here,
 ) -> None:  # fmt: skip
     import safetensors.torch
 
     from penstock.models.unet3d import denoise_net
 
-    monkeypatch.chdir(tmp_path)
     volume = volume[:, :, :20, :20, :20]
     kvstore = {"driver": "s3", "bucket": "test-bucket", "endpoint": s3_endpoint,
                "aws_region": "us-west-2"}  # fmt: skip

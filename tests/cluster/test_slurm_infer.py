@@ -17,12 +17,8 @@ from penstock.cluster.slurm_jobs import read_study
 
 from .slurm_cluster import NETWORK, SLOW_NET, Cluster, missing, values, words
 
+pytestmark = pytest.mark.usefixtures("here")
 on_slurm = pytest.mark.skipif(missing() is not None, reason=f"no SLURM here: {missing()}")
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 JOBS = Path("jobs")

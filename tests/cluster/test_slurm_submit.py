@@ -406,8 +406,7 @@ def test_an_array_is_a_table_of_the_like(tmp_path, spoken: Callable[..., None], 
     assert "exit code 3: its log says how to go on" in table
 
 
-def test_neither_jobs_nor_their_logs_lie_inside_an_array(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_neither_jobs_nor_their_logs_lie_inside_an_array(tmp_path, here, capsys) -> None:
     (tmp_path / "in.zarr").mkdir()
     (tmp_path / "in.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
     for flag, name in (("--folder", "jobs"), ("--output", "log-%j.out"), ("--error", "%j/a.err")):

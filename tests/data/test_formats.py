@@ -17,6 +17,8 @@ from penstock.data import Box, open_source
 
 from ..later import imported_later
 
+pytestmark = pytest.mark.usefixtures("here")
+
 h5py = imported_later("h5py")
 nibabel = imported_later("nibabel")
 tifffile = imported_later("tifffile")
@@ -41,11 +43,6 @@ def refused(path: str, *words: str, **knobs: Any) -> None:
     for word in words:
         assert word in str(error.value), error.value
     assert "\n" not in str(error.value)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("chunks", [None, (2, 16, 16)])

@@ -82,9 +82,8 @@ def test_generate_makes_a_volume(specimen: Specimen, tmp_path, monkeypatch, caps
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_2(
-    words: str, sentence: str, tmp_path, monkeypatch, capsys
+    words: str, sentence: str, tmp_path, here, capsys
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main(["generate", *words.split()]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1

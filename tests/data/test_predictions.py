@@ -120,8 +120,7 @@ class Evil:
         return (Path.touch, (Path("evil"),))
 
 
-def test_a_shoreline_runs_no_code(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_shoreline_runs_no_code(tmp_path, here) -> None:
     array = np.empty(1, object)
     array[0] = Evil()
     np.save(tmp_path / "s.npy", array, allow_pickle=True)

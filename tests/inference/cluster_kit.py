@@ -94,8 +94,7 @@ net = Hangs
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def place(here) -> None:
     write_input(SHAPE)
     Path("net.py").write_text(NET)
 

@@ -43,8 +43,7 @@ VOLUME = np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32")
 
 
 @pytest.fixture(autouse=True)
-def _volume(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _volume(here) -> None:
     np.save("in.npy", VOLUME)
 
 

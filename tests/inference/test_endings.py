@@ -207,8 +207,7 @@ def said(capsys, *words: object) -> tuple[int, str]:
     return code, printed.out or printed.err
 
 
-def test_a_run_is_at_work_then_killed_then_done(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_is_at_work_then_killed_then_done(tmp_path, here, capsys, monkeypatch) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW))
     with monkeypatch.context() as patch:
         patch.setenv("NAP", "0.1")
@@ -290,8 +289,7 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_awaits_parts_is_told_from_a_killed_one(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_awaits_parts_is_told_from_a_killed_one(tmp_path, capsys, here) -> None:
     command = words(tmp_path, "identity")
     for step, begins in (
         (["--prepare", "--workers", "2"], "prepared: 0 of 8 blocks are written (0.0%); next is"),
@@ -343,10 +341,9 @@ def test_a_run_whose_store_is_away_says_for_how_long(tmp_path, capsys, monkeypat
 
 @pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"]])
 def test_what_is_no_run_is_refused(
-    words: list[str], tmp_path, capsys,
-    monkeypatch,
+    words: list[str], capsys,
+    here,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     Path("damaged").mkdir()
     Path("damaged/run.json").write_text("{")
     code, line = said(capsys, *words)

@@ -155,8 +155,7 @@ def test_weights_beside_a_stranger_s_file_are_theirs(training: Path) -> None:
         result(weights=training / "best_model.pth")
 
 
-def test_each_command_that_a_refusal_prints_works(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_each_command_that_a_refusal_prints_works(here, capsys) -> None:
     np.save("ramp.npy", RAMP)
     Path("net.py").write_text(
         "import torch\n"

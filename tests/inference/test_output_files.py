@@ -24,6 +24,8 @@ from ..parameters import mainly
 from ..preloaded import forked_workers
 from .kit import Array, values
 
+pytestmark = pytest.mark.usefixtures("here")
+
 pytest.importorskip("tensorstore")
 tifffile = imported_later("tifffile")
 VOLUME = np.random.default_rng(0).integers(0, 4000, (2, 3, 2, 270, 40), "uint16")
@@ -32,11 +34,6 @@ SCENE = np.random.default_rng(1).integers(0, 4000, (3, 700, 90), "uint16")
 NODATA = 7
 BLOCKS = "--block 8 160 24".split()
 """Of several planes, and of no whole tiles."""
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def convert(source: str, out: str, *more: str) -> int:

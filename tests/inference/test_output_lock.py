@@ -263,8 +263,7 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
         [True, False],
     ),
 )
-def test_a_run_killed_early_strands_nobody(step: str, before: bool, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_killed_early_strands_nobody(step: str, before: bool, tmp_path, here) -> None:
     np.save("other.npy", OTHER)
     module, owner, method = step.rsplit(".", 2)
     code = KILLED.format(module=f"penstock.{module}", owner=owner, step=method, knobs=KNOBS)
@@ -311,8 +310,7 @@ def test_a_lock_that_is_gone_is_said(tmp_path) -> None:
     assert write(out, resume=True).blocks_written == 0
 
 
-def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(here) -> None:
     np.save("in.npy", DATA)
     words = "infer in.npy out.zarr --model identity --head-kind intensity --run-dir run".split()
     assert main([*words, "--prepare", "--workers", "2"]) == 0

@@ -49,8 +49,7 @@ def begin() -> None:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def place(tmp_path, here) -> Path:
     begin()
     return tmp_path
 

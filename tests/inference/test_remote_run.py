@@ -31,8 +31,7 @@ WORDS = ("--in-spec in.npy --model-type identity --patch 8 --overlap 2 --block 8
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, one_thread: None) -> None:
-    monkeypatch.chdir(tmp_path)
+def place(here, one_thread: None) -> None:
     np.save("in.npy", np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32"))
 
 

@@ -86,8 +86,7 @@ def test_any_cut_into_parts_gives_the_bytes_of_one_process(seam: str, monkeypatc
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def place(tmp_path, here) -> Path:
     np.save("in.npy", VOLUME)
     return tmp_path
 
@@ -274,8 +273,7 @@ FOLDER = Path("out.zarr.penstock")
 
 
 @pytest.fixture
-def volume(tmp_path, monkeypatch) -> Array:
-    monkeypatch.chdir(tmp_path)
+def volume(here) -> Array:
     array = np.random.default_rng(0).normal(0, 1, (16, 32, 32)).astype("float32")
     array[-1, -1, -1] = 9
     np.save("in.npy", array)

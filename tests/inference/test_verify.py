@@ -129,8 +129,7 @@ def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(tmp_path, capsy
     assert f"of {outs[1]} " in capsys.readouterr().out
 
 
-def test_an_output_that_was_moved_is_proven_where_it_is(out: Path, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_output_that_was_moved_is_proven_where_it_is(out: Path, tmp_path, here) -> None:
     (tmp_path / "archive").mkdir()
     for path in out.parent.glob("v3.zarr*"):
         shutil.move(path, "archive")
@@ -189,10 +188,9 @@ def truncate(path: Path) -> None:
 )
 def test_damage_is_found_and_the_command_that_is_named_mends_it(
     store: str, harm: Callable[[Path], Any], tmp_path,
-    capsys, monkeypatch,
+    capsys, here,
 ) -> None:  # fmt: skip
     """In the middle and at the far edge, where the array's end cuts the chunk of a block."""
-    monkeypatch.chdir(tmp_path)
     np.save("in.npy", EDGED)
     spec = stored(tmp_path / store, "in.npy", shape=EDGED.shape)
     wanted = values(spec)
@@ -263,9 +261,8 @@ def test_what_is_taken_off_the_list_is_written_by_a_resume(whole: Whole, capsys)
     assert verify(spec) == 0
 
 
-def test_a_log_that_was_cut_says_so_and_what_to_do(tmp_path, capsys, monkeypatch) -> None:
+def test_a_log_that_was_cut_says_so_and_what_to_do(capsys, here) -> None:
     """Whole lines of a run that is done, and a line in the middle; repair writes them again."""
-    monkeypatch.chdir(tmp_path)
     np.save("in.npy", DATA)
     stored(Path("out.zarr"), "in.npy")
     log = Path("out.zarr.penstock/done.log")
@@ -372,9 +369,8 @@ def test_an_array_of_another_shape_is_not_this_runs(
 
 
 def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest(
-    tmp_path, capsys, monkeypatch
+    tmp_path, here, capsys, monkeypatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     np.save("in put.npy", DATA)
     write_model(tmp_path, "mine", "return x + 1")
     words = ["infer", "--in-spec", "in put.npy", "--out-spec",
@@ -406,10 +402,9 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
 
 @pytest.mark.slow
 def test_an_output_on_s3_is_proven_and_repaired_and_a_store_that_is_away_is_not_called_damaged(
-    s3_endpoint: str, tmp_path, monkeypatch,
+    s3_endpoint: str, here, monkeypatch,
     capsys,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     door = Door(s3_endpoint)
     door.open()
     monkeypatch.setenv("AWS_ENDPOINT_URL", door.url)

@@ -190,9 +190,8 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_names_are_refused_before_torch_is_imported(tmp_path, monkeypatch, capsys) -> None:
+def test_names_are_refused_before_torch_is_imported(here, monkeypatch, capsys) -> None:
     """Neither by us nor by a library that stands on it."""
-    monkeypatch.chdir(tmp_path)
     heads = {"torch", "torchvision", "torchmetrics", "lightning_fabric", "pytorch_lightning"}
     heavy = heads | {name for name in sys.modules if name.partition(".")[0] in heads}
     with imported_anew(), monkeypatch.context() as patched:

@@ -40,9 +40,8 @@ def ours(folder: Path) -> Iterator[Served]:
     ],
 )
 def test_what_is_asked_wrongly_is_one_sentence(
-    words: list[str], sentence: str, tmp_path, monkeypatch, capsys
+    words: list[str], sentence: str, here, capsys
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main(["dashboard", *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1

@@ -79,8 +79,7 @@ def test_cases_differ_in_one_setting_that_the_user_does_not_name() -> None:
 
 
 @pytest.mark.usefixtures("launches_here")
-def test_settings_for_a_job_of_ones_own(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_settings_for_a_job_of_ones_own(capsys, here) -> None:
     assert main("generate volume in.ome.zarr --shape 8 48 48".split()) == 0
     words = "in.ome.zarr out.ome.zarr --model identity --patch 16 --overlap 4".split()
     tuned = ["--output", "fast.yaml", "--launch-seconds", "0.01", "--most-seconds", "0.2"]
