@@ -21,11 +21,9 @@ from hypothesis import settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 from penstock import cli
-from penstock.base import extensions
-from penstock.base.caller import environment_kept
+from penstock.base import environment_kept, extensions
 from penstock.data import volumes
-from penstock.instruments import environment
-from penstock.instruments.machine import ThisMachine
+from penstock.instruments import ThisMachine, environment
 from penstock.reports.charts import paper
 
 # Also where the shell forbids bytecode: without it each of a hundred processes compiles torch anew.

@@ -19,9 +19,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, build
 from penstock.cli import main
 
 from .rows import rows_of

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from penstock.base import UsageError, replacing, store_around
 from penstock.base import output_files as ours
-from penstock.base.errors import UsageError
-from penstock.base.files import replacing, store_around
 from penstock.cli import main
 
 from .arrays import counted_up, zarr

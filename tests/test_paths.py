@@ -7,16 +7,11 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.config.knobs import build
-from penstock.base.config.train import SuiteConfig
-from penstock.base.errors import UsageError
-from penstock.base.files import absolute
+from penstock.base import SuiteConfig, UsageError, absolute, build
 from penstock.bench.suite import execute as suite
 from penstock.cli import main
-from penstock.data import Box
+from penstock.data import Box, open_sink, open_source, write_data_set
 from penstock.data.packed import format
-from penstock.data.scenes.synthetic import write_data_set
-from penstock.data.stores.open import open_sink, open_source
 from penstock.loading.loader import Loader
 
 from .arrays import counted_up, zarr

@@ -14,18 +14,12 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from penstock.base.safe_text import SafeStream
-from penstock.base.secrets import redact, redacted, scrubbed
+from penstock.base import SafeStream, redact, redacted, scrubbed
 from penstock.cli import VERBS, main
-from penstock.instruments.ledger import Ledger, ledger_to_csv
-from penstock.instruments.record import Record, case_key
-from penstock.reports.charts.chart import before_after_figure
-from penstock.reports.charts.paper import save_figures
-from penstock.reports.ledger_report import report_of_records
-from penstock.reports.page import write_report
+from penstock.instruments import Ledger, Record, case_key, ledger_to_csv
+from penstock.reports import before_after_figure, report_of_records, save_figures, write_report
 from penstock.reports.table import Columns, append_rows
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.study_text import runs_to_csv
+from penstock.scaling import TrainingRun, runs_to_csv
 
 from .arrays import counted_up, zarr
 from .parameters import crossed

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.flags import add_flags, from_flags
-from penstock.base.config.knobs import build
-from penstock.base.config.run_labels import Labels, default_name, run_labels
-from penstock.base.errors import UsageError
+from penstock.base import Labels, UsageError, add_flags, build, default_name, from_flags, run_labels
 
 
 def given(*words: str) -> Labels:

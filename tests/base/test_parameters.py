@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import names_parameters
-from penstock.base.errors import StageError, UsageError
+from penstock.base import InferConfig, StageError, UsageError, names_parameters
 from penstock.cli import main
 
 

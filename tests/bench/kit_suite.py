@@ -5,11 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.base.config.flags import from_flags
-from penstock.base.config.knobs import build
-from penstock.base.config.train import SuiteConfig
-from penstock.bench.suite.execute import suite_cases
-from penstock.bench.suite.preset import named_preset
+from penstock.base import SuiteConfig, build, from_flags
+from penstock.bench import named_preset, suite_cases
 from penstock.cli import dashed
 from penstock.cli import suite as verb
 from penstock.instruments.record import Failure, Record

@@ -11,18 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.base.config.bench import BenchModelConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base import BenchModelConfig, PenstockError, UsageError, build
 from penstock.bench.launch import on_cluster, supervisor
 from penstock.bench.launch.launcher import Launch
 from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
 from penstock.cli import main
 from penstock.cli.benchmarks import launcher_of
 from penstock.cluster import UnfitWorker
-from penstock.instruments import environment
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record, case_key, parse_record
+from penstock.instruments import Ledger, Record, case_key, environment, parse_record
 
 from ..dask_threads import threads_of_this_process
 from ..preloaded import forked_workers, started

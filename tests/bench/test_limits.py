@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.bench import limits
-from penstock.bench.launch.request import Launch
+from penstock.bench import Launch, limits
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Memory, Record
 

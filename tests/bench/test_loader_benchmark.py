@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.bench import BenchLoaderConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import UsageError
-from penstock.bench.cases.loader_cases import ladder_cases, loader_cases
-from penstock.bench.launch.supervisor import Launch
+from penstock.base import BenchLoaderConfig, UsageError, build
+from penstock.bench import Launch, ladder_cases, loader_cases
 from penstock.cli import main
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record
+from penstock.instruments import Ledger, Record
 
 from ..rows import rows_of
 from .kit_loader import own_array, record

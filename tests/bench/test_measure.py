@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.bench import Rules, measure_scenario
 from penstock.bench import measure as under_test
-from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import Phase, WrongResult
 
 from ..device_queue import DeviceQueue

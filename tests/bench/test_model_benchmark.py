@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.bench import BenchModelConfig
-from penstock.base.config.knobs import build
-from penstock.bench.cases.model import case_namer, model_cases
+from penstock.base import BenchModelConfig, build
+from penstock.bench import Launch, case_namer, model_cases
 from penstock.bench.launch import supervisor
 from penstock.bench.launch.outcome import Ending
-from penstock.bench.launch.supervisor import Launch
 from penstock.cli import main
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record
+from penstock.instruments import Ledger, Record
 
 from ..rows import rows_of
 from . import answers

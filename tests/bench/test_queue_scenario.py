@@ -12,19 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.base.config.bench import BenchQueueConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import StageError, UsageError
-from penstock.bench.cases.model import case_namer
-from penstock.bench.cases.queue import queue_cases
-from penstock.bench.launch.request import series_rules
-from penstock.bench.measure import Rules, measure_scenario
+from penstock.base import BenchQueueConfig, StageError, UsageError, build
+from penstock.bench import Rules, case_namer, measure_scenario, queue_cases, series_rules
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
 from penstock.cli import main
 from penstock.cli.bench import queue_outcome as outcome
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Failure, Record
+from penstock.instruments import Failure, Ledger, Record
 from penstock.loading.order import Endless, Order
 from penstock.reports.queue.simulation import QueueModel, simulate
 

@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.data import PreprocessConfig
-from penstock.base.config.flags import from_flags
-from penstock.base.config.knobs import build
-from penstock.base.config.train import SuiteConfig
-from penstock.base.errors import Refused, UsageError
+from penstock.base import PreprocessConfig, Refused, SuiteConfig, UsageError, build, from_flags
 from penstock.bench.scenarios import train_scenario as scenario
 from penstock.bench.suite.execute import launch_folder, suite_cases
 from penstock.bench.suite.preset import PRESETS, SuitePreset, fit_preset, named_preset, read_preset

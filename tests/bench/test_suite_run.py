@@ -19,13 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import UsageError
-from penstock.base.run_names import SUITE_LEDGER
-from penstock.bench.launch.request import Launch, series_rules
-from penstock.bench.launch.supervisor import run_launch
-from penstock.bench.measure import Rules, measure_scenario
+from penstock.base import SUITE_LEDGER, TrainConfig, UsageError, build
+from penstock.bench import Launch, Rules, measure_scenario, named_preset, run_launch, series_rules
 from penstock.bench.scenarios import train_scenario as scenario
 from penstock.bench.suite.execute import (
     check_resumed_suite,
@@ -34,13 +29,11 @@ from penstock.bench.suite.execute import (
     suite_cases,
     with_roots,
 )
-from penstock.bench.suite.preset import named_preset
 from penstock.cli import main
 from penstock.cli import suite as verb
 from penstock.cli.train import config_of
 from penstock.cluster.place import NOT_A_RANK
-from penstock.data.scenes.chips import Chips
-from penstock.data.scenes.scene import SPLITS
+from penstock.data import SPLITS, Chips
 from penstock.instruments.ledger import Ledger
 
 from ..preloaded import forked_workers

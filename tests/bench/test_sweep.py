@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.bench.launch.request import Launch
 from penstock.bench.launch.sweep import SweepStep, launch_order, run_sweep
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Failure, Record
+from penstock.instruments import Failure, Ledger, Record
 
 from .records import made_record
 

@@ -16,9 +16,7 @@ import pytest
 import tensorstore as ts
 import yaml
 
-from penstock.base.config.flags import add_flags, from_flags
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
+from penstock.base import InferConfig, add_flags, build, from_flags
 from penstock.cli import main
 from penstock.cli.infer import shown_progress
 from penstock.inference.stages.summary import Progress

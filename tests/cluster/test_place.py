@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, UsageError, build
 from penstock.cli import main
 from penstock.cluster.place import Place, find_place, first_host, tasks_elsewhere
-from penstock.training import slurm_step
-from penstock.training.log_lines import first_lines, last_lines
+from penstock.training import first_lines, last_lines, slurm_step
 
 SPIRAL = ("train", "spiral")
 JOB = {

@@ -18,16 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.base import PenstockError, SlurmConfig, UsageError, array_ranges, build
 from penstock.base.config import cluster
-from penstock.base.config.cluster import SlurmConfig, array_ranges
-from penstock.base.config.knobs import build
-from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
-from penstock.cluster import batch_script, slurm_states
+from penstock.cluster import Command, batch_script, slurm_preset, slurm_states
 from penstock.cluster import slurm_jobs as slurm
-from penstock.cluster.presets import slurm_preset
 from penstock.cluster.slurm_states import JobState
-from penstock.cluster.slurm_steps import Command
 
 from ..places import DATA
 

@@ -17,13 +17,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.cluster import SlurmConfig
-from penstock.base.errors import UsageError
+from penstock.base import SlurmConfig, UsageError
 from penstock.cli import main
-from penstock.cluster import batch_script, presets
+from penstock.cluster import Command, batch_script, presets
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.slurm_states import UNKNOWN, job_states, job_statuses, table_of
-from penstock.cluster.slurm_steps import Command
 
 from .test_slurm_jobs import HOSTILE, config_of, directives, recorder, spoken
 

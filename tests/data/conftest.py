@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.data.scenes.synthetic import write_data_set
-from penstock.data.volumes import Specimen
+from penstock.data import Specimen, write_data_set
 
 from .kit import OVERLAP, SIZE, words_of
 

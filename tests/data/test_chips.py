@@ -16,12 +16,9 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.scenes.chips import Chips
-from penstock.data.scenes.labels import read_labels
+from penstock.data import ChipRecord, Chips, model_view, planes_of, read_labels, write_data_set
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.scene import CHANNELS, Scene, radar_of, scene_folders
-from penstock.data.scenes.synthetic import write_data_set
-from penstock.data.scenes.windows import ChipRecord, model_view, planes_of
 
 from .kit import CHIP, NAMES, SIZE, words_of
 

@@ -9,8 +9,9 @@ import pytest
 from penstock.data import Box, open_source
 
 from ..later import imported_later
-from .test_formats import here as here
 from .test_formats import read, refused
+
+pytestmark = pytest.mark.usefixtures("here")
 
 pydicom = imported_later("pydicom")
 SLICES = np.random.default_rng(5).integers(-1000, 3000, (5, 37, 41)).astype("int16")

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.data.box import Box
-from penstock.data.filled_mask import FilledMask
-from penstock.data.grid import Grid
+from penstock.data import Box, FilledMask, Grid
 
 from ..later import imported_later
 

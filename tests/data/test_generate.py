@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.cli import generate, main
-from penstock.data.box import Box
-from penstock.data.packed.format import open_dataset
-from penstock.data.volumes import Specimen
-from penstock.data.weather import PRESETS, World
+from penstock.data import PRESETS, Box, Specimen, World, open_dataset
 
 from .kit import read
 

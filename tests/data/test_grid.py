@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.box import Box
-from penstock.data.grid import Grid, flatten, indices, reflect, unflatten
+from penstock.data import Box, Grid, flatten, indices, reflect, unflatten
 from penstock.inference.tiling.geometry import Brick, Geometry
 from penstock.inference.tiling.parts import Parts
 

@@ -12,12 +12,11 @@ import pytest
 import tensorstore as ts
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
+from penstock.data import Box, open_source
 from penstock.data.stores import kvstore as stores_kvstore
 from penstock.data.stores import omezarr, tensorstore_open
 from penstock.data.stores import tensorstore as stores
 from penstock.data.stores.kvstore import local_path, open_kvstore
-from penstock.data.stores.open import open_source
 
 from .kit import DATA, SINKS, open_out, out_spec, write
 

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
+from penstock.data import Box, Sink, open_sink, open_source
 from penstock.data.stores import lock_holder as room
 from penstock.data.stores.lock import Lost, OutputLock, run_at
-from penstock.data.stores.open import open_sink, open_source
-from penstock.data.stores.protocols import Sink
 
 
 def output(path: Path) -> Sink:

@@ -16,8 +16,9 @@ from penstock.data.stores import sliced
 
 from ..later import imported_later
 from .microscope_files import write_lif, write_nd2
-from .test_formats import here as here
 from .test_formats import read, refused
+
+pytestmark = pytest.mark.usefixtures("here")
 
 czi = imported_later("pylibCZIrw.czi")
 nd2 = imported_later("nd2")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.data.netcdf import open_netcdf
-from penstock.data.packed.format import open_dataset
+from penstock.data import open_dataset, open_netcdf
 
 from ..places import SHARED
 from .kit import read

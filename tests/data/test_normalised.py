@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 
-from penstock.data.box import Box
-from penstock.data.filled_mask import FilledMask
-from penstock.data.grid import Grid
-from penstock.data.normalize import Scaling
+from penstock.data import Box, FilledMask, Grid, Scaling, ValueLimits, open_source
 from penstock.data.stores.normalised import ChannelValues, NormalisedSource
-from penstock.data.stores.open import open_source
-from penstock.data.value_limits import ValueLimits
 
 SHAPE = (6, 9, 8)
 RNG = np.random.default_rng(2)

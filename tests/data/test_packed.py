@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import StageError, UsageError
+from penstock.data import Packed, open_dataset, write_data_set
 from penstock.data.packed import format
 from penstock.data.packed import write as dataset
 from penstock.data.packed.audit import Audit, Delivery
-from penstock.data.packed.format import Packed, open_dataset
 from penstock.data.packed.write import Moments
-from penstock.data.scenes.synthetic import write_data_set
 
 from .kit import PLAIN, SMALL, read, small_sample, write_small
 

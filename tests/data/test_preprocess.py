@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.data.scenes.chips import Chips
-from penstock.data.scenes.labels import read_labels
+from penstock.data import Chips, read_labels, scene_folders
 from penstock.data.scenes.rasters import NODATA
-from penstock.data.scenes.scene import scene_folders
 
 from ..places import ROOT
 from ..preloaded import started

@@ -11,11 +11,9 @@ import pytest
 
 from penstock.base import UsageError
 from penstock.cli import main
+from penstock.data import ChipRecord, read_labels, scene_folders
 from penstock.data.scenes import cutting
 from penstock.data.scenes.cutting import SceneJob, cut_task
-from penstock.data.scenes.labels import read_labels
-from penstock.data.scenes.scene import scene_folders
-from penstock.data.scenes.windows import ChipRecord
 
 from ..preloaded import forked_workers, started
 from .kit import CHIP, NAMES, OVERLAP, words_of

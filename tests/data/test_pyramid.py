@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data import Box, OutputLock, open_sink, open_source, open_written, run_at
+from penstock.data import Box, OutputLock, add_levels, open_sink, open_source, open_written, run_at
 from penstock.data.levels import levels_below, reduced
-from penstock.data.stores.pyramid import add_levels
 
 from ..parameters import mainly, paired
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.data.scenes.scene import CHANNELS, Scene
-from penstock.data.stores.open import open_source
+from penstock.data import CHANNELS, Scene, open_source
 
 from ..later import imported_later
 

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
+from penstock.data import Box, open_source, overlap
 from penstock.data.stores import kvstore, tensorstore
 from penstock.data.stores.kvstore import kvstore_of, open_kvstore
-from penstock.data.stores.open import open_source
-from penstock.data.stores.protocols import overlap
 
 from ..loading.kit import Quiet, served
 from ..seed_spec import seed_out_spec

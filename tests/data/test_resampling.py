@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.data.box import Box
-from penstock.data.resampling import Resampling
-from penstock.data.stores.open import open_source
-from penstock.data.stores.resampled import ResampledSource, on_grid
+from penstock.data import Box, ResampledSource, Resampling, on_grid, open_source
 
 from ..later import imported_later
 

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
-from penstock.data.stores.open import open_source
-from penstock.data.stores.protocols import Sink
+from penstock.data import Box, Sink, open_source
 
 from .kit import (
     DATA,

@@ -13,9 +13,8 @@ import pytest
 import tensorstore as ts
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
+from penstock.data import AXES, Box, Source, overlap
 from penstock.data.stores.open import open_sink, open_source, parse_spec
-from penstock.data.stores.protocols import AXES, Source, overlap
 
 from .kit import (
     BUILDERS,

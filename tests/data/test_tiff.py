@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
-from penstock.data.stores.open import open_source
-from penstock.data.stores.protocols import Source
+from penstock.data import Box, Source, open_source
 
 from ..places import SHARED
 from .kit import (

@@ -14,7 +14,8 @@ from penstock.data.tissue import otsu_threshold
 
 from ..places import SHARED
 from .kit import peak_of
-from .test_formats import here as here
+
+pytestmark = pytest.mark.usefixtures("here")
 
 pytest.importorskip("scipy")
 pytest.importorskip("tensorstore")

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import StageError, UsageError
-from penstock.data import volumes
-from penstock.data.box import Box
-from penstock.data.stores.open import open_source
-from penstock.data.volumes import Specimen
+from penstock.data import Box, Specimen, open_source, volumes
 
 from .kit import peak_of
 

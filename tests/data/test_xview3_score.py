@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.data import XView3Rules
-from penstock.base.errors import UsageError
+from penstock.base import UsageError, XView3Rules
 from penstock.cli import main
-from penstock.data.scenes.labels import read_labels, read_predictions
+from penstock.data import Objects, read_labels, read_predictions, read_shoreline, shoreline_path
 from penstock.data.scenes.matching import Counts
-from penstock.data.scenes.objects import Objects
-from penstock.data.scenes.shoreline import read_shoreline, shoreline_path
 from penstock.data.scenes.xview3_score import XView3Score, best_threshold, score_xview3
 
 from ..places import SHARED

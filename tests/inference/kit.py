@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
+from penstock.base import InferConfig, build
 from penstock.data.box import Box
 from penstock.inference.opening.job import Job
 from penstock.inference.planning.memory import Facts

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.infer import ScaleConfig
-from penstock.base.errors import UsageError
-from penstock.base.units import format_bytes, format_seconds
+from penstock.base import ScaleConfig, UsageError, format_bytes, format_seconds
 from penstock.inference.planning.at_scale import measured_rate, scale_lines
 from penstock.inference.planning.plan import Plan, make_plan
 

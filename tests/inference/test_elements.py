@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.cli import main
-from penstock.data.box import Box
-from penstock.data.grid import indices
-from penstock.data.normalize import Histogram
+from penstock.data import Box, Histogram, indices
 from penstock.inference.planning.plan import make_plan, missing_parts, voxels_of
 from penstock.inference.run_folder.block_log import Key, digest_of, line_of, lost_line, read_lines
 from penstock.inference.run_folder.block_set import BlockSet

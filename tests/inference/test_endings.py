@@ -17,15 +17,14 @@ import pytest
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.errors import Incomplete, StageError
-from penstock.base.files import lock_file
+from penstock.base import Incomplete, StageError, lock_file
 from penstock.cli import main
 from penstock.data.stores.in_memory import MemorySink
+from penstock.inference import RunLook
 from penstock.inference import run as infer
 from penstock.inference.run_folder import ending
 from penstock.inference.stages import retries, watch
 from penstock.inference.stages.watch import Watchdog
-from penstock.inference.status import RunLook
 from penstock.instruments import Clock
 
 from ..preloaded import started

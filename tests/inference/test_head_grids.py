@@ -11,9 +11,7 @@ from torch.nn import functional
 import penstock
 from penstock.base import UsageError
 from penstock.cli import main
-from penstock.data.box import Box
-from penstock.data.scaled_grid import ScaledGrid
-from penstock.data.stores.open import open_source
+from penstock.data import Box, ScaledGrid, open_source
 
 from ..parameters import mainly
 from .kit import Array, values

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import StageError, UsageError
+from penstock.base import InferConfig, StageError, UsageError, build
 from penstock.inference.opening.job import Job
 
 from ..parameters import mainly

@@ -13,14 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import UsageError
+from penstock.base import InferConfig, UsageError, build
 from penstock.data import open_source
+from penstock.inference import Job, run_step
 from penstock.inference import run as infer_run
 from penstock.inference.opening import identity
-from penstock.inference.opening.job import Job
-from penstock.inference.sharing.steps import run_step
 
 from ..parameters import mainly, paired
 

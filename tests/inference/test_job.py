@@ -24,8 +24,7 @@ from penstock.inference.opening import job as opening_job
 from penstock.inference.opening import net, outputs
 from penstock.inference.opening.net import with_peak_on
 from penstock.inference.run_folder.journal import Journal
-from penstock.instruments import environment
-from penstock.instruments.spans import Probe
+from penstock.instruments import Probe, environment
 from penstock.models import devices as models_devices
 from penstock.models import footprint
 from penstock.models import load as model

@@ -17,19 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import StageError
+from penstock.base import InferConfig, StageError, build
 from penstock.data.stores.lock import OutputLock
+from penstock.inference import Job, run_job
 from penstock.inference.lanes import equipment, scatter, transfers
 from penstock.inference.lanes.bricks import Computed, Loaded
 from penstock.inference.lanes.equipment import Forward
 from penstock.inference.lanes.lane import Lane
 from penstock.inference.lanes.scatter import PatchScatter
 from penstock.inference.lanes.transfers import GpuClock, Transfers
-from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
-from penstock.inference.run import run_job
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages.pipeline import Pipeline, compute
 from penstock.inference.stages.reading import BrickReader, wanted_bricks

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.base import build
-from penstock.base.config.infer import InferConfig
-from penstock.base.errors import UsageError
+from penstock.base import InferConfig, UsageError, build
 from penstock.cli import main
 from penstock.inference.opening.job import Job
 

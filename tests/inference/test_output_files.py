@@ -11,10 +11,7 @@ import pytest
 
 from penstock.base.errors import Incomplete
 from penstock.cli import main
-from penstock.data import make_file, open_sink, open_source
-from penstock.data.box import Box
-from penstock.data.grid import Grid
-from penstock.data.levels import reduced
+from penstock.data import Box, Grid, make_file, open_sink, open_source, reduced
 from penstock.data.stores import file_making, ometiff
 from penstock.data.stores.raster import Georeference
 from penstock.data.stores.raster_tiles import RasterTiles, write_cog

@@ -13,8 +13,7 @@ import pytest
 
 from penstock.base.errors import Incomplete, UsageError
 from penstock.cli import main
-from penstock.data import OutputLock, add_levels, open_source, open_written
-from penstock.data.levels import reduced
+from penstock.data import OutputLock, add_levels, open_source, open_written, reduced
 from penstock.data.stores import pyramid
 from penstock.inference.opening import job
 from penstock.inference.stages import output_levels

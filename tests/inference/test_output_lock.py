@@ -19,15 +19,13 @@ import pytest
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import StageError, UsageError
+from penstock.base import InferConfig, StageError, UsageError, build
 from penstock.cli import main
 from penstock.data.stores import lock as output_lock
 from penstock.data.stores import lock_holder
 from penstock.data.stores.tensorstore import TensorStoreSink
+from penstock.inference import Job
 from penstock.inference import run as infer
-from penstock.inference.opening.job import Job
 from penstock.inference.run_folder import journal
 
 from ..parameters import mainly, paired

@@ -12,12 +12,8 @@ import tensorstore as ts
 import tifffile
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import UsageError
-from penstock.data.box import Box
-from penstock.data.stores.lock import OutputLock
-from penstock.data.stores.open import open_source
+from penstock.base import InferConfig, UsageError, build
+from penstock.data import Box, OutputLock, open_source
 from penstock.inference.opening.job import Job
 from penstock.inference.opening.seams import patch_shape
 from penstock.inference.opening.selection import select

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from penstock.base.config.infer import InferConfig
 from penstock.cli import main
+from penstock.inference import Job
 from penstock.inference import repair as reopening
-from penstock.inference.opening.job import Job
 
 from .kit import Array
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.errors import StageError, StoreAway, UsageError
-from penstock.base.threads import Flow
+from penstock.base import Flow, StageError, StoreAway, UsageError
 from penstock.data.stores import transient
 from penstock.data.stores.in_memory import MemorySink
 from penstock.data.stores.lock import OutputLock, _LockFile

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock
-from penstock.base import threads
-from penstock.base.config.infer import InferConfig
-from penstock.base.errors import UsageError
+from penstock.base import InferConfig, UsageError, threads
 from penstock.data.stores.in_memory import MemorySink
 from penstock.data.stores.sliced import SlicedSource
 from penstock.inference import run as infer

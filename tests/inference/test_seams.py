@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from penstock.data.grid import reflect
+from penstock.inference import Job, run_job
 from penstock.inference.opening import seam_error, seams
-from penstock.inference.opening.job import Job
 from penstock.inference.opening.seam_error import SeamTrial
 from penstock.inference.opening.seam_numbers import label_f1, seam_error_of
-from penstock.inference.run import run_job
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
-from penstock.models import REGISTRY, Model, Reach, Reduction, load_model
-from penstock.models.probes import find_reach
+from penstock.models import REGISTRY, Model, Reach, Reduction, find_reach, load_model
 from tests.networks import LOCAL, Made, conv, seeded
 
 from .kit import opened

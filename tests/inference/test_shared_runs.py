@@ -17,17 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import PenstockError, StageError
+from penstock.base import InferConfig, PenstockError, StageError, build
 from penstock.cli import main
 from penstock.cluster import UnfitWorker, WorkerLeaves
-from penstock.data import OutputLock
-from penstock.data.grid import indices
+from penstock.data import OutputLock, indices
+from penstock.inference import EndRequest, Job
 from penstock.inference.opening import identity
-from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
-from penstock.inference.run_folder.ending import EndRequest
 from penstock.inference.run_folder.folder import folder_at
 from penstock.inference.run_folder.journal import Journal, Prepared
 from penstock.inference.run_folder.local import LogFile

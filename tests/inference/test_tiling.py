@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.box import Box
-from penstock.data.grid import Grid, indices, reflect
+from penstock.data import Box, Grid, indices, reflect
 from penstock.inference.tiling.geometry import Geometry, patches_in_row
 from penstock.inference.tiling.parts import Parts, fit_parts
 from penstock.inference.tiling.stitch import Assembly, shares, window

@@ -17,9 +17,9 @@ from torch import nn
 
 import penstock
 from penstock.cli import main
+from penstock.inference import open_run
 from penstock.inference import verify as verify_room
 from penstock.inference.run_folder.journal import Journal
-from penstock.inference.run_folder.reader import open_run
 
 from ..parameters import mainly
 from .faulty_s3 import Door, write_model

@@ -12,19 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock
-from penstock.base import UsageError
-from penstock.base.config.infer import InferConfig
-from penstock.base.errors import Refused
-from penstock.data.box import Box
-from penstock.data.resampling import Resampling
-from penstock.data.stores.open import open_sink, open_source
+from penstock.base import InferConfig, Refused, UsageError
+from penstock.data import Box, Resampling, open_sink, open_source
 from penstock.inference.opening.selection import network_grid
 from penstock.inference.tiling.geometry import Geometry
 from penstock.inference.tiling.parts import Parts
 from penstock.inference.tiling.stitch import Assembly
 from penstock.inference.tiling.traffic import open_peak
-from penstock.models.load import load_model
-from penstock.models.recipe import Recipe
+from penstock.models import Recipe, load_model
 
 from ..geometries import geometries
 from ..later import imported_later

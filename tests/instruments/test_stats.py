@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from penstock.instruments import Interval, StopRule, WarmupRule
 from penstock.instruments.stats import intervals, stopping
-from penstock.instruments.stats.intervals import Interval
-from penstock.instruments.stats.stopping import StopRule, WarmupRule
 
 from ..later import imported_later
 

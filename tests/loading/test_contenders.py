@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from penstock.base.errors import MissingDependency, StageError, UsageError
-from penstock.data.packed.audit import Audit
-from penstock.data.packed.format import Packed
+from penstock.data import Audit, Packed
 from penstock.loading.contenders import by_name
 from penstock.loading.order import Order
 

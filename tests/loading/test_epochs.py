@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.base.errors import StageError, UsageError
+from penstock.loading import Loader, Order
 from penstock.loading.batch import Batch
-from penstock.loading.loader import Loader
-from penstock.loading.order import Order
 
 from ..laws import COSTLY
 from ..parameters import mainly

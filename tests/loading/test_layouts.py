@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.loading import Loader, PatchGrid
 from penstock.loading.engines import zarr_chunks
-from penstock.loading.fields import PatchGrid
-from penstock.loading.loader import Loader
 
 from .kit import ENGINES, FIRST, LAST, arrays, distinct, expected, seen, write, write_plainly
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import Refused, StageError, UsageError
+from penstock.loading import Loader, PatchGrid
 from penstock.loading.engines import native
-from penstock.loading.fields import PatchGrid
-from penstock.loading.loader import Loader
 
 from .kit import distinct, expected, write
 

@@ -9,9 +9,8 @@ import pytest
 
 from penstock.base.errors import StageError, UsageError
 from penstock.instruments.page_cache import is_safe_to_map
+from penstock.loading import Endless, Loader, Order
 from penstock.loading.engines import native
-from penstock.loading.loader import Loader
-from penstock.loading.order import Endless, Order
 
 from ..later import imported_later
 from ..parameters import mainly

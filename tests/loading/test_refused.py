@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.loading.fields import PatchGrid
-from penstock.loading.loader import Loader
+from penstock.loading import Loader, PatchGrid
 
 from .kit import distinct, served, threads_of_loaders, write
 

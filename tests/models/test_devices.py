@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.base import torch_threads
-from penstock.base.errors import UsageError
+from penstock.base import UsageError, torch_threads
 from penstock.inference.opening.job import Job
 from penstock.inference.opening.net import fit_batch
 from penstock.models import devices, footprint

@@ -12,13 +12,11 @@ import pytest
 import torch
 import yaml
 
-from penstock.base.config.infer import InferConfig
-from penstock.base.errors import UsageError
+from penstock.base import InferConfig, UsageError
 from penstock.data import open_source
 from penstock.inference.opening.as_its_makers import with_defaults
 from penstock.inference.opening.selection import channels_of, check_orientation
-from penstock.models.load import load_model
-from penstock.models.recipe import Recipe, Sliding
+from penstock.models import Recipe, Sliding, load_model
 
 from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, unet
 

@@ -13,9 +13,7 @@ from torch import nn
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.box import Box
-from penstock.data.filled_mask import FilledMask
-from penstock.data.stores.open import open_source
+from penstock.data import Box, FilledMask, open_source
 from penstock.inference.opening import sample as opening_sample
 from penstock.models.load import load_model
 from penstock.models.packages.bioimageio import Chain

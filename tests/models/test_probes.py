@@ -3,9 +3,7 @@
 import pytest
 from torch import nn
 
-from penstock.models import REGISTRY, load_model, probes
-from penstock.models.explained import bits_that_vary
-from penstock.models.probes import find_reach
+from penstock.models import REGISTRY, bits_that_vary, find_reach, load_model, probes
 from tests.networks import FAR, LOCAL, Sight, conv, seeded
 
 QUICK = ("plain", "strided", "2-D")

@@ -17,8 +17,8 @@ import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.models import load as model
+from penstock.models import read_state
 from penstock.models.registry import PROGRAMS
-from penstock.models.weights import read_state
 
 from .kit import Scripted, X
 

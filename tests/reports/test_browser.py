@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.reports.content import Chapter, Report
-from penstock.reports.html import html_page
+from penstock.reports import Chapter, Report, Section, html_page, report_of_records
 from penstock.reports.infer.report import report_of_run
-from penstock.reports.ledger_report import report_of_records
-from penstock.reports.table import Section
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.study_text import report_of_scaling
 

@@ -8,12 +8,8 @@ import pytest
 
 from penstock.base.errors import Refused, UsageError
 from penstock.cli import main
-from penstock.reports import html
+from penstock.reports import Section, html, html_page, report_of_records, write_report
 from penstock.reports.content import Chapter, Report, json_page, markdown_page
-from penstock.reports.html import html_page
-from penstock.reports.ledger_report import report_of_records
-from penstock.reports.page import write_report
-from penstock.reports.table import Section
 
 from .kit import launch, sized, sweep
 from .pages import HOSTILE, Page, page_of

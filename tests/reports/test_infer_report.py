@@ -9,12 +9,11 @@ import pytest
 
 from penstock.cli import main
 from penstock.inference import run_inference
+from penstock.reports import Catalogue, joined, places_of, reports_of_places
 from penstock.reports.charts.chart import greys
 from penstock.reports.infer.job_files import InferenceRun
 from penstock.reports.infer.pictures import output_pictures
 from penstock.reports.infer.report import report_of_run
-from penstock.reports.places import joined, places_of, reports_of_places
-from penstock.reports.runs.catalogue import Catalogue
 
 from ..later import imported_later
 from .pages import HOSTILE, page_of, run_folder, text_of

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.reports import Axis, Figure, Panel, append_csv
 from penstock.reports.charts import model_chart as model
-from penstock.reports.charts.chart import Axis, Figure, Panel
 from penstock.reports.charts.model_chart import bench_figures, frontier
-from penstock.reports.page import append_csv
 
 from .drawn import known, series_of, texts_of
 from .kit import GIB, MEASURED, MIB, SEED_CSV, launch, sweep

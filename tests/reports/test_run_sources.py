@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.instruments.ledger import record_cells
-from penstock.reports.runs.catalogue import Catalogue
-from penstock.reports.runs.shown_run import ShownRun
+from penstock.reports import Catalogue, ShownRun
 
 from ..scaling.kit import log, write
 from .kit import launch

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.reports import places
-from penstock.reports.content import Report
-from penstock.reports.html import html_page
+from penstock.reports import Catalogue, Report, html_page, page_data, places
 from penstock.reports.places import places_at
-from penstock.reports.runs import page_data
-from penstock.reports.runs.catalogue import Catalogue
 from penstock.reports.runs.shown_run import RunDetails, ShownRun, curve_of
 
 from ..scaling.kit import log

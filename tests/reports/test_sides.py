@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.reports.compare_page import report_of_comparison
-from penstock.reports.launches import launches_named, launches_of
-from penstock.reports.places import places_of
-from penstock.reports.table import in_text
+from penstock.reports import in_text, launches_named, launches_of, places_of, report_of_comparison
 
 from .pages import HOSTILE, run_folder
 from .test_compare import judged, launches, record, run, store

@@ -14,9 +14,8 @@ from PIL import Image
 from penstock.base import UsageError
 from penstock.cli import main
 from penstock.instruments import Ledger
+from penstock.reports import Chapter, Report, html_page
 from penstock.reports.charts.chart import words_of
-from penstock.reports.content import Chapter, Report
-from penstock.reports.html import html_page
 from penstock.reports.training.pictures import detection_pictures, draw_curves
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.study_text import report_of_scaling

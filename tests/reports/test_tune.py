@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build, read_yaml
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, InferConfig, TrainConfig, UsageError, build, read_yaml
 from penstock.instruments.record import Record, Warmup
 from penstock.reports.tune.model_advice import Choice, Recommendation, recommend, write_model_yaml
 

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
+from penstock.base import LoaderConfig, TrainConfig, UsageError, add_flags, build, from_flags
 from penstock.base.config.bench import BenchLoaderConfig, BenchQueueConfig, TuneLoaderConfig
-from penstock.base.config.data import LoaderConfig
-from penstock.base.config.flags import add_flags, from_flags
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import UsageError
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader
 from penstock.cli import main

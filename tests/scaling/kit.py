@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, build
 from penstock.cli import main
 from penstock.cluster.place import Place
+from penstock.scaling import Study, scaling_sections, studies
 from penstock.scaling.runs import A_GPU, Rank, TrainingRun
 from penstock.scaling.sources.slurm_log import read_log
-from penstock.scaling.study import Study, studies
-from penstock.scaling.study_text import scaling_sections
 from penstock.training.log_lines import first_lines, last_lines
 
 SEED = {1: 362.45, 4: 95.23, 8: 57.14}

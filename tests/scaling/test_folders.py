@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record
-from penstock.scaling.sources.read import read_runs
-from penstock.scaling.study import studies
+from penstock.instruments import Ledger, Record
+from penstock.scaling import read_runs, studies
 
 from ..bench.records import made_record
 from .kit import log, results, run_folder, write

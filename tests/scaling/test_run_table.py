@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.read import read_runs
+from penstock.scaling import TrainingRun, read_runs, runs_to_csv
 from penstock.scaling.sources.tracked import training_runs
 from penstock.scaling.sources.tracker_files import table_runs
-from penstock.scaling.study_text import runs_to_csv
 
 from .kit import only, run, write
 

@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.scaling import TrainingRun, speedup_table, studies
 from penstock.scaling.estimates import difference
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.study import studies
 from penstock.scaling.study_text import report_of_studies, scaling_sections
 from penstock.scaling.tables import results_table as results_block
-from penstock.scaling.tables import speedup_table
 
 from .kit import log, only, phased, repeated, run, said, seed_runs, sentences, write
 

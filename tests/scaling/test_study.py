@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import NotComparable
+from penstock.scaling import TrainingRun, points_to_csv, summary_table
 from penstock.scaling.estimates import Amdahl, Usl, karp_flatt, peak, usl
-from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import in_no_study, studies
-from penstock.scaling.study_text import points_to_csv
-from penstock.scaling.tables import summary_table
 
 from .kit import SEED, only, run, seed_runs, strong, weak
 

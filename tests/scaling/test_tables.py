@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.cli import main
-from penstock.scaling.study_text import metrics_table, points_to_csv, runs_to_csv
+from penstock.scaling import metrics_table, points_to_csv, runs_to_csv, speedup_table, summary_table
 from penstock.scaling.tables import results_table as results_block
-from penstock.scaling.tables import speedup_table, summary_table
 
 from .kit import only, repeated, run, seed_logs, seed_runs, sentences
 

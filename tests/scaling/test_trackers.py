@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.read import read_runs
-from penstock.scaling.study import studies
+from penstock.scaling import TrainingRun, read_runs, studies
 from penstock.scaling.tables import run_mark
 
 from .kit import results, write

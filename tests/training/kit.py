@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.base.caller import environment_kept
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, build, environment_kept
 from penstock.data.packed.format import ArrayLayout
 from penstock.data.packed.write import write_dataset
 

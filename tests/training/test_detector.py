@@ -13,10 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete, UsageError
-from penstock.base.threads import usable_cores
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, UsageError, build, usable_cores
 from penstock.cli import main
 from penstock.reports.training.pictures import read_detections
 

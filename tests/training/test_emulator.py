@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete, UsageError
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, UsageError, build
 from penstock.cli import main
 
 from ..places import SHARED

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TrainConfig, UsageError, build
 from penstock.loading.order import Order
 
 if find_spec("lightning_fabric") is None:

@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import PenstockError, UsageError
-from penstock.base.files import held_alone
+from penstock.base import TRAIN_DEFAULTS, PenstockError, TrainConfig, UsageError, build, held_alone
 from penstock.bench.launch.worker import status_of
 from penstock.cli import main
 

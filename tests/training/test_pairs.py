@@ -13,14 +13,9 @@ if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
 import penstock
-from penstock.base.config.knobs import build, read_yaml
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, UsageError, build, read_yaml
 from penstock.cli import main
-from penstock.data.box import Box
-from penstock.data.normalize import Scaling
-from penstock.data.stores.open import open_source
-from penstock.data.stores.protocols import AXES
+from penstock.data import AXES, Box, Scaling, open_source
 from penstock.loading.fields import PatchGrid
 from penstock.reports.tune.model_advice import recommend, write_model_yaml
 

@@ -17,15 +17,11 @@ if not all(map(find_spec, ("torchvision", "rasterio", "lightning_fabric", "numco
     pytest.skip("torchvision, rasterio or lightning is not installed", allow_module_level=True)
 
 
-from penstock.base.config.data import PredictConfig
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, PredictConfig, TrainConfig, UsageError, build
 from penstock.cli import main
+from penstock.data import Cut, Objects
 from penstock.data.scenes.labels import PREDICTED_COLUMNS, read_predictions
-from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.rasters import NODATA
-from penstock.data.scenes.windows import Cut
 
 from ..parameters import mainly
 from ..rows import rows_of

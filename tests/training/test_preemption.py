@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, build
 
 from .kit import NET, packed, train_workload
 

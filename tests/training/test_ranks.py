@@ -10,9 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete, PenstockError, UsageError
+from penstock.base import TRAIN_DEFAULTS, Incomplete, PenstockError, TrainConfig, UsageError, build
 
 from .kit import assert_same, config_of, forked_ranks, rows, torchrun, train_workload, weights
 

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.base import files
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import Incomplete, PenstockError, UsageError
+from penstock.base import Incomplete, PenstockError, TrainConfig, UsageError, files
 from penstock.cli import main
 from penstock.instruments.spans import PhaseTimer
 

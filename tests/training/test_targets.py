@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, UsageError, build
 from penstock.data.stores.open import open_source
 from penstock.models import HeadRecipe, read_training_record
 

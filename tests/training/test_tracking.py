@@ -9,10 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
+from penstock.base import MissingDependency, TrainConfig, build
 from penstock.base import secrets as keys
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import MissingDependency
 from penstock.cli import main
 from penstock.training import trackers, tracking
 from penstock.training.trackers import LoggedRun, MLflow

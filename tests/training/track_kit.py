@@ -18,11 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.read import read_runs
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, build
+from penstock.scaling import TrainingRun, read_runs
 from penstock.training import tracking
 from penstock.training.results import run_facts
 
