@@ -63,7 +63,7 @@ def launches_here(monkeypatch, tmp_path_factory) -> None:
 
 
 @pytest.fixture
-def zoo_here(launches_here: None, monkeypatch) -> None:
+def zoo_here(launches_here, monkeypatch) -> None:
     """The same for those of the zoo, where an exception or a result is all that is asked for."""
     monkeypatch.syspath_prepend(str(Path(zoo.__file__).parent))
     monkeypatch.setattr(penstock.bench, "measure", zoo.measuring_loop(), raising=False)

@@ -121,7 +121,7 @@ class Casts(Seen):
         return out
 
 
-def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
+def test_weights_are_cast_once_and_not_for_each_batch(one_thread) -> None:
     net = conv()
     begun = started(arange(FOUR, "float32"), net, amp="bf16")
     with Casts(net[0].weight.shape) as casts:  # type: ignore[union-attr,arg-type]
@@ -262,13 +262,19 @@ def gpu(monkeypatch) -> dict[str, Stream]:
     return streams
 
 
-def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
-    gpu: dict[str, Stream], one_thread: None
-) -> None:
+def on_streams(gpu: dict[str, Stream]) -> Any:
+    """A job that has begun, and a lane of it on these streams, timed by their device."""
     begun = started(arange(FOUR), conv())
     one = lane_of(begun)
-    one.transfers.streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
+    one.transfers.streams = gpu["up"], gpu["down"]
     one.clock = GpuClock(CPU, begun.probe)
+    return begun, one
+
+
+def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
+    gpu: dict[str, Stream], one_thread
+) -> None:
+    begun, one = on_streams(gpu)
     done = list(through(begun, one))
     bricks = begun.job.geometry.count_bricks()
     assert gpu["up"].waits == []
@@ -285,7 +291,7 @@ def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
 
 
 def test_a_trace_shows_copies_beside_what_is_computed(
-    gpu: dict[str, Stream], one_thread: None, tmp_path
+    gpu: dict[str, Stream], one_thread, tmp_path
 ) -> None:
     """Each by events of the stream that it runs on, and on a track of its own. The clock of the
     host, on which nothing lasts here, times none of them."""
@@ -312,12 +318,9 @@ def test_a_trace_shows_copies_beside_what_is_computed(
 
 
 def test_an_array_is_not_read_into_again_before_its_upload_ends(
-    gpu: dict[str, Stream], one_thread: None
+    gpu: dict[str, Stream], one_thread
 ) -> None:
-    begun = started(arange(FOUR), conv())
-    one = lane_of(begun)
-    one.transfers.streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
-    one.clock = GpuClock(CPU, begun.probe)
+    begun, one = on_streams(gpu)
     given, give = [], one.read_pool.give
 
     def noted(array: Array) -> None:
@@ -386,7 +389,7 @@ def computed(one: Lane, begun: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     ("seam", "normalize"), mainly(paired(["trim", "blend"], ["none", "percentile"]), 1)
 )
 def test_alike_patches_at_once_give_the_bits_of_each_alone(
-    seam: str, normalize: str, one_thread: None
+    seam: str, normalize: str, one_thread
 ) -> None:
     data = np.random.default_rng(3).integers(0, 250, (22, 12, 19)).astype("uint8")
     outs = [np.zeros(data.shape, dtype) for dtype in ("uint8", "int32", "int64")]

@@ -31,7 +31,7 @@ WORDS = ("--in-spec in.npy --model-type identity --patch 8 --overlap 2 --block 8
 
 
 @pytest.fixture
-def place(here, one_thread: None) -> None:
+def place(here, one_thread) -> None:
     np.save("in.npy", np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32"))
 
 

@@ -39,15 +39,21 @@ def test_mad() -> None:
     assert intervals.mad(values) == 1
 
 
-def settle(values: Iterable[float], seconds: float, count: int = 300) -> tuple[int, bool | None]:
-    """After how many values the rule was done, and what it said."""
-    rule, n = WarmupRule(seconds, count), 0
+def taken(rule: WarmupRule | StopRule, values: Iterable[float]) -> int:
+    """How many values a rule took until it was done."""
+    n = 0
     for value in values:
         rule.add(value)
         n += 1
         if rule.done:
             break
-    return n, rule.settled
+    return n
+
+
+def settle(values: Iterable[float], seconds: float, count: int = 300) -> tuple[int, bool | None]:
+    """After how many values the rule was done, and what it said."""
+    rule = WarmupRule(seconds, count)
+    return taken(rule, values), rule.settled
 
 
 DECAY = [1.0, 0.2, 0.05, 0.02, *(0.01 * (1 + 2.0**-i) for i in range(400))]
@@ -97,13 +103,8 @@ def test_warm_up_of_steady_steps_takes_half_its_time_at_most(step: float, second
 def stop(
     values: Iterable[float], precision: float = 0.01, least: int = 10, seconds: float = 1e9
 ) -> tuple[int, str | None]:
-    rule, n = StopRule(precision, least, seconds), 0
-    for value in values:
-        rule.add(value)
-        n += 1
-        if rule.done:
-            break
-    return n, rule.done
+    rule = StopRule(precision, least, seconds)
+    return taken(rule, values), rule.done
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from .kit import log, said, seed_logs, write
 
 
-def test_output_writes_a_page_tables_and_figures(undrawn: None, tmp_path, capsys) -> None:
+def test_output_writes_a_page_tables_and_figures(undrawn, tmp_path, capsys) -> None:
     seed_logs(tmp_path)
     code, _, err = said([str(tmp_path), "--output", str(tmp_path / "report")], capsys)
     assert code == 0
