@@ -11,6 +11,7 @@ import pytest
 from penstock.cli import main
 from penstock.reports import Catalogue, Report, html_page, page_data, places
 from penstock.reports.places import places_at
+from penstock.reports.runs.page_data import MOST_ROWS
 from penstock.reports.runs.shown_run import RunDetails, ShownRun, curve_of
 
 from ..scaling.kit import log
@@ -149,7 +150,7 @@ def test_a_page_of_a_hundred_runs_is_small() -> None:
                  read=lambda: RunDetails(settings, {"seconds": 1.0}, curves))
         for n in range(100)
     ]  # fmt: skip
-    data = page_data.page_data(Catalogue.holding(runs))
+    data = page_data(Catalogue.holding(runs))
     assert len(data["rows"]) == 100 and data["picked"] == ["0", "1"]
     text = html_page(Report("t", ["v."]), data)
     assert len(text) < 3_000_000 and {"0", "1"} <= set(data["details"])
@@ -157,8 +158,8 @@ def test_a_page_of_a_hundred_runs_is_small() -> None:
 
 def test_thousands_of_runs_are_rows_and_the_rest_is_counted() -> None:
     runs = [ShownRun(f"{n}", f"{n}", f"run {n}", "t", "ok", "/r") for n in range(12_000)]
-    data = page_data.page_data(Catalogue.holding(runs))
-    assert len(data["rows"]) == page_data.MOST_ROWS
+    data = page_data(Catalogue.holding(runs))
+    assert len(data["rows"]) == MOST_ROWS
     assert data["notes"] == ["7,000 older runs are left out: name a folder that holds fewer."]
 
 
@@ -167,18 +168,18 @@ def test_what_is_asked_for_is_picked_and_comes_first(tmp_path) -> None:
         training(tmp_path / name, learning_rate=ord(name) / 100)
     catalogue = catalogue_of(tmp_path)
     last = catalogue.runs[-1]
-    data = page_data.page_data(catalogue, [last.key])
+    data = page_data(catalogue, [last.key])
     assert data["picked"] == [last.case] and next(iter(data["details"])) == last.key
     assert data["units"]["training_s"] == "s" and data["words"]["training_s"] == "training time"
     assert data["order"]["metrics"][0] == "training_s"
-    live = page_data.page_data(catalogue, [last.key], live=True)
+    live = page_data(catalogue, [last.key], live=True)
     assert list(live["details"]) == [last.key], "a server gives the others when they are picked"
 
 
 @needs_pages
 def test_names_of_others_end_no_block_of_data(tmp_path) -> None:
     training(tmp_path / "a", name=HOSTILE, tags={HOSTILE: HOSTILE}, learning_rate=HOSTILE)
-    text = html_page(Report("t", ["v."]), page_data.page_data(catalogue_of(tmp_path)))
+    text = html_page(Report("t", ["v."]), page_data(catalogue_of(tmp_path)))
     page = Page(text)
     scripts = [attrs for tag, attrs in page.elements if tag == "script"]
     assert len(scripts) == 2 and page.asked() == []
