@@ -156,8 +156,7 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(tmp_pa
     ):  # fmt: skip
         assert run([*words, *more, "--overwrite"]) == 2
         assert why in capsys.readouterr().err
-    made = sorted(path for path in tmp_path.rglob("*.*") if path.suffix != ".pyc")
-    assert made == before
+    assert sorted(path for path in tmp_path.rglob("*.*") if path.suffix != ".pyc") == before
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -176,8 +176,7 @@ def test_straight_memory_costs_two_launches_a_tile(
     base: int, per_pixel: int, budget: int, sides: list[int]
 ) -> None:
     tiles = [str(8 * side) for side in sorted(sides)]
-    fits = straight(base, per_pixel, budget)
-    limits = find_limits(tiles, fits, 1 << 20)
+    limits = find_limits(tiles, straight(base, per_pixel, budget), 1 << 20)
     # Where the edge is a whole number of batches, the rounding of the line may miss it by one.
     assert all(limit.trials <= (5 if i == 0 else 3) for i, limit in enumerate(limits))
 

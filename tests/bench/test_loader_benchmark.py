@@ -98,8 +98,7 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
         "penstock.bench.launch.sweep"
     )  # or it would keep the scripted one for good
     monkeypatch.setattr("penstock.bench.launch.supervisor.run_launch", launch)
-    output = tmp_path / "out.csv"
-    assert main(["bench", verb, str(data), "--output", str(output)]) == code
+    assert main(["bench", verb, str(data), "--output", str(tmp_path / "out.csv")]) == code
     assert capsys.readouterr().err.strip().endswith("pip install 'penstock-dl[loaders]'")
     assert asked == ["check"] and not any(tmp_path.iterdir())
 

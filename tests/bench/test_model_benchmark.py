@@ -70,8 +70,7 @@ def test_a_sweep_writes_its_rows_and_says_what_they_say(fake: Path, capsys) -> N
         ("16", "1", "ok"), ("16", "64", "oom_host"), ("32", "1", "ok"), ("32", "64", "oom_host")
     }  # fmt: skip
     assert {row["device"] for row in written} == {"cpu"}, "auto was resolved"
-    records = Ledger(fake / "out/bench.ledger").records()
-    assert len(records) == 4
+    assert len(Ledger(fake / "out/bench.ledger").records()) == 4
     assert (fake / "out/bench.inference.yaml").exists()
     out, err = capsys.readouterr()
     assert "oom_host (no room)" in err

@@ -68,8 +68,7 @@ class World:
 
 
 def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue(monkeypatch) -> None:
-    feed = QueueModel(1, 4, read_s=2.0, compute_s=1.0)
-    world = World(feed, 12)
+    world = World(QueueModel(1, 4, read_s=2.0, compute_s=1.0), 12)
     monkeypatch.setattr(time, "sleep", world.sleep)
     scenario = QueueScenario(CASE, world)
     result = measure_scenario(scenario, Rules(**series_rules(12)), lambda stage: None, world.clock)

@@ -125,8 +125,7 @@ def test_an_interrupted_sweep_resumes_where_it_was(tmp_path, interrupt_at: int) 
 
 def test_without_resume_all_is_measured_again(tmp_path) -> None:
     go(tmp_path, Runs(), launches=1)
-    again = go(tmp_path, Runs(), launches=1)
-    assert len(again) == 6
+    assert len(go(tmp_path, Runs(), launches=1)) == 6
     assert len(Ledger(tmp_path).records()) == 12
 
 

@@ -100,8 +100,7 @@ class TestBadInput:
         source = open_source(odd_image(tmp_path, scale=size))
         assert source.scale == (1, 1, 2, 1.5, 0.5)
         open_out(tmp_path / "b.zarr", like=source).create()
-        text = (tmp_path / "b.zarr/.zattrs").read_text()
-        json.loads(text, parse_constant=pytest.fail)
+        json.loads((tmp_path / "b.zarr/.zattrs").read_text(), parse_constant=pytest.fail)
         ome = {"axes": "TCZYX", "PhysicalSizeX": size, "PhysicalSizeY": 1.5}
         tifffile.imwrite(tmp_path / "a.ome.tif", DATA, metadata=ome)
         assert open_source(tmp_path / "a.ome.tif").scale == (1, 1, 1, 1.5, 1)
@@ -173,8 +172,7 @@ class TestBadInput:
             open_out(make(tmp_path), **options)
 
     def test_a_place_that_cannot_be_written(self, tmp_path) -> None:
-        parent = saved(tmp_path, "a.txt", "hello")
-        sink = open_out(parent / "a.zarr")
+        sink = open_out(saved(tmp_path, "a.txt", "hello") / "a.zarr")
         with pytest.raises(UsageError, match=r"a\.txt/a\.zarr: .*Not a directory$"):
             sink.create()
 

@@ -47,8 +47,7 @@ def values_of(place: Path, **how: Any) -> Any:
 def test_what_xarray_packs_is_read_as_xarray_reads_it(
     zarr_format: int, encoding: dict[str, Any], tmp_path
 ) -> None:
-    offset = encoding.get("add_offset", 0)
-    values = offset + np.arange(60, dtype="float32").reshape(3, 4, 5)
+    values = encoding.get("add_offset", 0) + np.arange(60, dtype="float32").reshape(3, 4, 5)
     values[0, 0, 0] = np.nan
     place = packed(tmp_path / "a.zarr", values, zarr_format, **encoding)
     with xarray.open_zarr(tmp_path / "a.zarr", consolidated=False) as opened:

@@ -71,8 +71,7 @@ def test_a_block_reads_the_slices_that_it_touches() -> None:
     write_series()
     source = open_source("chest", raw=True)
     Path("chest/IM2").write_bytes(b"gone")  # the last one
-    first = Box((0,) * 5, (1, 1, 4, 37, 41))
-    assert (source.read(first)[0, 0] == SLICES[:4]).all()
+    assert (source.read(Box((0,) * 5, (1, 1, 4, 37, 41)))[0, 0] == SLICES[:4]).all()
     with pytest.raises(pydicom.errors.InvalidDicomError):
         source.read(source.domain)
 

@@ -24,8 +24,7 @@ def test_a_box_that_ends_before_it_starts_is_refused() -> None:
 
 @given(sizes, sizes, st.integers(-50, 50), st.integers(-50, 50))
 def test_a_grid_tiles_its_domain_exactly(length: int, step: int, origin: int, anchor: int) -> None:
-    domain = Box.of((origin,), (length,))
-    grid = Grid(domain, (step,), (anchor,))
+    grid = Grid(Box.of((origin,), (length,)), (step,), (anchor,))
     covered = [x for box in grid for x in range(box.start[0], box.stop[0])]
     assert covered == list(range(origin, origin + length))
     assert len(grid) == len(list(grid))

@@ -68,8 +68,7 @@ def test_a_source_is_normalised_as_it_is_read(masked: bool) -> None:
     assert (source.read(source.domain)[0] == VALUES).all(), "as stored, until it is known how"
     mask = FilledMask(Box.of((0, 0, 0), SHAPE))
     mask.put(mask.box, INSIDE[0])
-    scaling = Scaling(-1.0, 4.0, (0.0, 1.5), not masked)
-    how = ChannelValues(scaling, mask if masked else None)
+    how = ChannelValues(Scaling(-1.0, 4.0, (0.0, 1.5), not masked), mask if masked else None)
     scaled = source.normalised_by({(0, 0): how, (0, 1): ChannelValues(Scaling(0.0, 1.0))})
     expected = ((VALUES[0] + 1) / 4).clip(0, 1.5) * (INSIDE[0] if masked else VALUES[0] != 0)
     got = scaled.with_cache(1 << 16).read(scaled.domain)[0]

@@ -110,8 +110,7 @@ def test_shorelines_come_back(lengths: tuple[int, ...], tmp_path) -> None:
             if len(set(lengths)) != 1:
                 return
             np.save(path, np.array(contours))
-        back = read_shoreline(path)
-        assert [c.tolist() for c in back] == [c.tolist() for c in contours]
+        assert [c.tolist() for c in read_shoreline(path)] == [c.tolist() for c in contours]
     assert len(np.load(tmp_path / "s.npy", allow_pickle=True)) == len(lengths), "as numpy has it"
 
 

@@ -84,8 +84,7 @@ def test_a_mask_lies_over_its_image(capsys) -> None:
 
 
 def test_a_level_of_the_pyramid_is_taken(capsys) -> None:
-    inside = ball((4, 60, 1100), 250)
-    write("a.zarr", fluorescent(inside))
+    write("a.zarr", fluorescent(ball((4, 60, 1100), 250)))
     without = coarse_view("a.zarr")
     assert without.array.shape == (1, 15, 275) and without.scale == (4, 4, 4)
     assert without.translation == (1.5, 1.5, 1.5)
@@ -196,8 +195,7 @@ def test_a_view_takes_memory_for_itself_alone(monkeypatch) -> None:
 @pytest.mark.skipif(not MOUSE.exists(), reason="the shared data is absent")
 @pytest.mark.slow
 def test_a_mouse_brain() -> None:
-    view = coarse_view(str(MOUSE))
-    mask = sample_mask(view)
+    mask = sample_mask(coarse_view(str(MOUSE)))
     assert mask.brighter and 0.85 < mask.inside.mean() < 0.92
     corner, middle = mask.inside[:, :40, :60], mask.inside[:, 60:160, 60:200]
     assert corner.mean() < 0.02 and middle.mean() > 0.999

@@ -55,8 +55,7 @@ def check_window(limits: Any, pixels: NDArray[Any]) -> None:
 
 def test_ome_zarr_py(image: str) -> None:
     reader = pytest.importorskip("ome_zarr.reader")
-    parsed = pytest.importorskip("ome_zarr.io").parse_url(image)
-    first, *others = reader.Reader(parsed)()
+    first, *others = reader.Reader(pytest.importorskip("ome_zarr.io").parse_url(image))()
     assert [axis["name"] for axis in first.metadata["axes"]] == ["c", "z", "y", "x"]
     assert [axis.get("unit") for axis in first.metadata["axes"]][1:] == ["micrometer"] * 3
     moves = first.metadata["coordinateTransformations"]

@@ -181,8 +181,7 @@ class Scheduler:
         if not variables and not within:
             folder = Path(f"{command} {len(self.processes)}")
             folder.mkdir()
-            code = FORKED.format(command)
-            process = psutil.Process(started(folder, given, code).pid)
+            process = psutil.Process(started(folder, given, FORKED.format(command)).pid)
         else:
             process = psutil.Popen(
                 [*within, sys.executable, "-m", f"distributed.cli.{command}", *given],

@@ -210,8 +210,7 @@ def words(folder: Path, model: str) -> list[str]:
 
 @pytest.mark.parametrize("body", [FULL.format(1, 5), REALLY], ids=["a device", "the host"])
 def test_the_job_ends_with_a_sentence(body: str, tmp_path, capsys) -> None:
-    command = words(tmp_path, write_model(tmp_path, "full", body))
-    assert main(command) == 3
+    assert main(words(tmp_path, write_model(tmp_path, "full", body))) == 3
     error = capsys.readouterr().err
     assert error.startswith("penstock infer: forward failed at brick ")
     assert "no memory left for 2 patches at a time; run again with --resume when" in error

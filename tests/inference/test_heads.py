@@ -372,8 +372,7 @@ def test_a_small_range_far_from_zero_reaches_a_net_whole() -> None:
     data = (2**30 + arange((8, 8, 8), "int64") % 64).astype("int32")
     net = nn.Conv3d(1, 1, 1, bias=False)
     nn.init.ones_(net.weight)
-    out = run(data, net, patch=8, overlap=0, normalize="global")
-    assert (out == data).all()
+    assert (run(data, net, patch=8, overlap=0, normalize="global") == data).all()
 
 
 @pytest.mark.slow

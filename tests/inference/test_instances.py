@@ -267,8 +267,7 @@ def test_steps_of_an_array_write_the_objects_of_one_process(tmp_path, capsys) ->
         words += ["--patch", "8", "--block", "8", "--chunks", "8"]
 
         def step(*more: str, folder: Path = folder, words: list[str] = words) -> tuple[int, str]:
-            code = inferred(folder, *words, *more)
-            return code, "".join(capsys.readouterr())
+            return inferred(folder, *words, *more), "".join(capsys.readouterr())
 
         if name == "one":
             assert step()[0] == 0

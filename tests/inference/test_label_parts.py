@@ -57,8 +57,7 @@ def check_same(folder: Path, capsys) -> None:
     assert (main(["status", out]), main(["verify", out])) == (0, 0)
     said = capsys.readouterr().out
     assert said.startswith("done: ") and "blocks are proven" in said
-    left = {path.name for path in Path(f"{out}.penstock").iterdir() if path.is_dir()}
-    assert not left
+    assert not {path.name for path in Path(f"{out}.penstock").iterdir() if path.is_dir()}
 
 
 def test_parts_write_what_one_process_writes(tmp_path, capsys) -> None:

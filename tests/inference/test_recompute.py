@@ -98,8 +98,7 @@ def forge(index: tuple[int, ...]) -> None:
     array = array.result()
     start = [16 * i for i in index]
     array[tuple(start)].write(np.asarray(array[tuple(start)]) + 1).result()
-    box = tuple(slice(i, i + 16) for i in start)
-    values = np.asarray(array.read().result())[box]
+    values = np.asarray(array.read().result())[tuple(slice(i, i + 16) for i in start)]
     log = Path("out.zarr.penstock/done.log")
     lines = [line for line in log.read_text().splitlines(keepends=True)
              if not line.startswith(line_of((0, *index))[:-1] + " ")]  # fmt: skip

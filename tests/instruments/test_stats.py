@@ -35,8 +35,7 @@ def test_ranks_are_the_tightest_that_the_binomial_allows(n: int, confidence: flo
 
 
 def test_mad() -> None:
-    values = [4.0, 1.0, 2.0, 10.0, 3.0]
-    assert intervals.mad(values) == 1
+    assert intervals.mad([4.0, 1.0, 2.0, 10.0, 3.0]) == 1
 
 
 def taken(rule: WarmupRule | StopRule, values: Iterable[float]) -> int:

@@ -211,8 +211,7 @@ def test_any_batch_holds_what_numpy_would_take(field: Field, data: st.DataObject
     sample = st.integers(field.valid.start, field.valid.stop - 1)
     samples = np.array(data.draw(st.lists(sample, min_size=1, max_size=8)))
     patch = st.integers(0, field.patches_per_sample - 1)
-    patches = [data.draw(patch) for _ in samples]
-    reads = check(field, samples, np.array(patches))
+    reads = check(field, samples, np.array([data.draw(patch) for _ in samples]))
     assert len(reads) <= field.most_chunks(len(samples))
     indices = [read.index for read in reads]
     assert indices == sorted(set(indices))

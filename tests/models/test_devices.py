@@ -117,8 +117,7 @@ def test_a_module_on_another_device_is_never_a_copy_on_this_one(monkeypatch) -> 
     net[1].weight = net[0].weight
     monkeypatch.setattr(Tensor, "__deepcopy__", lambda self, memo: pytest.fail("a copy"))
     there = devices.placed(net, META, True)
-    tensors = [*there.parameters(), *there.buffers()]
-    assert {tensor.device for tensor in tensors} == {META}
+    assert {tensor.device for tensor in [*there.parameters(), *there.buffers()]} == {META}
     assert there[0].weight is there[1].weight  # type: ignore[index]
     assert isinstance(there[0].weight, nn.Parameter)  # type: ignore[index]
 
@@ -146,8 +145,7 @@ def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> N
     net: Any = conv().eval().bfloat16()
     if form == "script":
         net = torch.jit.trace(net, torch.zeros(1, 1, 8, 8, 8, dtype=torch.bfloat16))
-    half = run(VOLUME, net, **KNOBS)
-    assert 0 < np.abs(half - full).max() < 0.05
+    assert 0 < np.abs(run(VOLUME, net, **KNOBS) - full).max() < 0.05
 
 
 @pytest.mark.slow

@@ -131,8 +131,7 @@ def test_planning_leaves_the_weights_alone() -> None:
         assert all(after[name] is held[name] for name in held)
         assert all(torch.equal(after[name], before[name]) for name in held)
         x = torch.rand(2, 1, 8, 8, 8)
-        there = devices.placed(net, torch.device("cpu"), True)
-        torch.testing.assert_close(there(x), net(x))
+        torch.testing.assert_close(devices.placed(net, torch.device("cpu"), True)(x), net(x))
 
 
 def damaged(content: bytes, luck: random.Random) -> bytes:

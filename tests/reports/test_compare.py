@@ -124,8 +124,7 @@ def test_halves_that_differ_as_much_are_named() -> None:
 
 def test_launches_are_taken_in_the_order_of_time() -> None:
     """Whatever the order of the records: neighbours in time are alike."""
-    rng = np.random.default_rng(7)
-    a, b = neighbours_alike(rng, 8, 0.3)
+    a, b = neighbours_alike(np.random.default_rng(7), 8, 0.3)
     timed = [r.model_copy(update={"time": f"2026-01-01T10:{i:02}"}) for i, r in enumerate(a + b)]
     one, other = timed[:8], timed[8:]
     assert judged(one, other).rows == judged(one[::-1], other[3:] + other[:3]).rows
@@ -258,13 +257,11 @@ def test_cases_that_fail_alike_are_the_same() -> None:
 
 
 def test_every_failure_has_words() -> None:
-    statuses = Record.model_json_schema()["properties"]["status"]["enum"]
-    assert {"ok", *FAILED} == set(statuses)
+    assert {"ok", *FAILED} == set(Record.model_json_schema()["properties"]["status"]["enum"])
 
 
 def test_launches_that_never_settled_are_told() -> None:
-    rng = np.random.default_rng(0)
-    a = launches(rng, noise=1e-3)
+    a = launches(np.random.default_rng(0), noise=1e-3)
     b = [r.model_copy(update={"warmup": Warmup(settled=i > 1)}) for i, r in enumerate(a)]
     assert judged(a, b).rows[0].reason.endswith("; B: 2 of 5 launches never settled")
 

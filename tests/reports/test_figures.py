@@ -84,8 +84,7 @@ def test_rows_are_drawn_as_they_are(tmp_path) -> None:
 
 
 def test_the_mean_is_of_what_is_there_and_smoothing_keeps_the_raw_line(tmp_path) -> None:
-    rows = write_rows(tmp_path / "m.jsonl")
-    figures = metrics_figures(rows, mean=True, smooth=3)
+    figures = metrics_figures(write_rows(tmp_path / "m.jsonl"), mean=True, smooth=3)
     assert series_of(figures["cpu"], "CPU").label == "CPU, mean 300 %"
     labels = {each.label for each in figures["net_io"].panels[0].series}
     assert {"sent, mean 15.0 MiB/s", "received, mean 18.0 MiB/s"} <= labels
@@ -106,8 +105,7 @@ def test_rolling_mean_is_the_mean_of_the_window(samples: int) -> None:
 
 
 def test_the_reference_shape_draws_the_same_lines(tmp_path) -> None:
-    rows = write_rows(tmp_path / "m.jsonl")
-    export_reference(rows, tmp_path / "metrics.json")
+    export_reference(write_rows(tmp_path / "m.jsonl"), tmp_path / "metrics.json")
     figures = metrics_figures(tmp_path / "metrics.json")
 
     assert figures.keys() == {"cpu", "ram", "prep", "write-0", "net_io", "disk_io"}
@@ -270,8 +268,7 @@ def test_a_figure_on_paper_draws_no_formula() -> None:
     texts = [text for text in drawn.findobj(Text) if "$" in text.get_text()]
     ours = [text for text in texts if text.get_text() in ("title $x$", "$e$", "$t$")]
     assert len(ours) == 3 and not any(text.get_parse_math() for text in ours)
-    lines = drawn.axes[0].get_lines()
-    assert drawn.axes[0].get_ylabel() == "Bytes (B)" and len(lines) >= 4
+    assert drawn.axes[0].get_ylabel() == "Bytes (B)" and len(drawn.axes[0].get_lines()) >= 4
     assert drawn.axes[1].get_yscale() == "log"
 
 

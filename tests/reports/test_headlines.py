@@ -66,8 +66,7 @@ def test_many_ladders_are_counted() -> None:
 
 def test_the_fastest_loader_is_named() -> None:
     slow = [record(i, 0.8, loader="zarr") for i in range(3)]
-    quick = [record(i, 0.4) for i in range(3)]
-    (line,) = loader_headlines([*slow, *quick])
+    (line,) = loader_headlines([*slow, *[record(i, 0.4) for i in range(3)]])
     assert line.startswith("Most samples a second of 2 cases: penstock, batch 4, 2 threads: 10.0,")
     (line,) = loader_headlines([*slow, *[record(i, 1.6) for i in range(3)]])
     assert "of 2 cases: zarr, batch 4" in line

@@ -40,8 +40,7 @@ def bench(tmp_path_factory) -> Path:
     tmp_path = tmp_path_factory.mktemp("bench")
     for (tile, batch), ms in MEASURED.items():
         memory = {"device_peak": tile * batch * MIB, "host_peak": 5 * GIB}
-        case = {"device": "cuda:0"}
-        records = sweep({(tile, batch): ms}, memory=memory, case=case)
+        records = sweep({(tile, batch): ms}, memory=memory, case={"device": "cuda:0"})
         append_csv("model", records, tmp_path / "bench.csv")
     oom = launch(512, 2, status="oom_device", case={"device": "cuda:0"}, memory={"host_peak": GIB})
     append_csv("model", [oom], tmp_path / "bench.csv")

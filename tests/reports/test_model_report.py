@@ -64,8 +64,7 @@ def test_what_an_interval_covers_is_not_distinguishable() -> None:
 
 
 def test_of_many_tiles_neighbours_are_compared() -> None:
-    tiles = {(64 * i, 1): 10.0 * i for i in range(1, 7)}
-    lines = told(sweep(tiles))
+    lines = told(sweep({(64 * i, 1): 10.0 * i for i in range(1, 7)}))
     pairs = [re.findall(r"\b(\d+) is .* than (\d+)", line) for line in lines]
     assert [pair for (pair,) in filter(None, pairs)] == [
         *[("128", "64"), ("192", "128"), ("256", "192"), ("320", "256"), ("384", "320")]

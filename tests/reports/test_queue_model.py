@@ -77,8 +77,7 @@ times = st.integers(1, 400).map(lambda n: n / 100)
 
 @given(workers=st.integers(1, 6), queue=st.integers(1, 8), read=times, compute=times)
 def test_every_feed_is_steady_later(workers: int, queue: int, read: float, compute: float) -> None:
-    feed = QueueModel(workers, queue, read, compute)
-    timeline = simulate(feed, 400, in_hand=workers)
+    timeline = simulate(QueueModel(workers, queue, read, compute), 400, in_hand=workers)
     late = timeline.seconds[200:]
     steady_s = max(compute, read / workers)
     assert sum(late) / 200 == pytest.approx(steady_s, rel=0.03)

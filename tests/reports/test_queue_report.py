@@ -72,8 +72,7 @@ def test_sentences_follow_the_data() -> None:
 
 def test_a_queue_that_is_not_cleared_yet_shows_no_steady_state() -> None:
     """R is 1.25 s: a queue of 8 lasts for 35 of 30 steps."""
-    records = list(run(1.25, queues=(1, 2, 4, 8)))
-    (group,) = queue_cell.queue_cells(records)
+    (group,) = queue_cell.queue_cells(list(run(1.25, queues=(1, 2, 4, 8))))
     deep = group[-1]
     assert deep.queue == 8 and set(deep.cleared) == {None}
     assert deep.steady is None and deep.row["steady_s"] == deep.row["steady_utilisation"] == ""

@@ -132,8 +132,7 @@ def test_a_folder_that_is_away_is_said_until_it_is_back(tmp_path, monkeypatch) -
 
 def test_the_newest_run_comes_first(tmp_path) -> None:
     for age, name in enumerate("ab"):
-        folder = begun(tmp_path / name)
-        os.utime(folder / "args.json", (1e9 - age, 1e9 - age))
+        os.utime(begun(tmp_path / name) / "args.json", (1e9 - age, 1e9 - age))
     assert [run.name for run in catalogue_of(tmp_path).runs] == ["a", "b"]
 
 

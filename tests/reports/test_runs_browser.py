@@ -96,8 +96,7 @@ def test_runs_are_picked_and_a_link_shows_them_again(browser: Browser, ours: Ser
     settings = browser.run(CELLS.format("'Settings that differ'"))
     assert settings[0] == ["", "on1", "on4"] and ["devices", "1", "4"] in settings
     assert ["training time", "100 s", "30 s", "0.3 x"] in browser.run(CELLS.format("'Results'"))
-    link = browser.run("location.hash")
-    opened(browser, ours.address + link)
+    opened(browser, ours.address + browser.run("location.hash"))
     browser.until(f"({CELLS.format(chr(39) + 'Settings that differ' + chr(39))}).length == 3")
     assert browser.run(LEGEND)[:2] == ["on1", "on4"]
     clean(browser, ours.address)
@@ -117,8 +116,7 @@ def test_repeats_are_a_mean_with_a_band_and_values_are_under_the_pointer(
     browser: Browser, ours: Served
 ) -> None:
     opened(browser, f"{ours.address}#pick=none")
-    name = next(each for each in browser.run(NAMES) if each.startswith("seed"))
-    tick(browser, name)
+    tick(browser, next(each for each in browser.run(NAMES) if each.startswith("seed")))
     browser.until(f"({LEGEND}).length || document.querySelectorAll('#curve-figure path').length")
     paths = "[...document.querySelectorAll('#curve-figure path')].map(e => e.getAttribute('d'))"
     browser.until(f"({paths}).some(each => each.endsWith('Z'))")

@@ -13,8 +13,7 @@ from ..bench.kit_suite import cases, made_up
 
 
 def test_a_row_holds_what_was_measured_and_null_where_nothing_was(tmp_path) -> None:
-    case = cases(tmp_path)[1]
-    record = made_up(case, 0, 5.0, data_wait=7.0)
+    record = made_up(cases(tmp_path)[1], 0, 5.0, data_wait=7.0)
     record.facts["training"]["ranks"][0]["phases"]["communication"] = {"total_s": 1.0}
     row = suite_cell.suite_cells([record])[0].values()
     assert row["world_size"] == 1

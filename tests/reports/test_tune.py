@@ -223,8 +223,7 @@ def test_a_place_that_cannot_be_written(tmp_path) -> None:
 
 
 def test_a_winner_of_one_launch_or_an_unsteady_one_is_doubted_in_its_file(tmp_path) -> None:
-    one = launch(256, 1, seconds=(0.1,) * 9)
-    written = doubted([one], tmp_path)
+    written = doubted([launch(256, 1, seconds=(0.1,) * 9)], tmp_path)
     assert "But it was measured in one launch, and another may differ: measure again" in written
     several = [launch(256, 1, i, (0.1 + i / 1e4,) * 9) for i in range(3)]
     assert "But" not in doubted(several, tmp_path)

@@ -113,8 +113,7 @@ def test_the_file_is_one_that_a_loader_takes(tmp_path) -> None:
     write_settings_yaml("--output", advice.settings, advice.sentences, file, False)
     text = file.read_text()
     assert text.startswith("# 2 workers and a queue of 1 keep steps of 200 ms fed")
-    settings = yaml.safe_load(text)
-    assert build(LoaderConfig, settings).workers == 2
+    assert build(LoaderConfig, yaml.safe_load(text)).workers == 2
     with pytest.raises(UsageError, match="it is a folder"):
         write_settings_yaml("--output", advice.settings, (), tmp_path, False)
 
@@ -145,8 +144,7 @@ def test_the_flags_are_ones_that_train_and_bench_take() -> None:
         parser = argparse.ArgumentParser()
         parser.add_argument("data", nargs="?")
         add_flags(parser, model)
-        words = shlex.split(line)[3:]
-        args = parser.parse_args(words)
+        args = parser.parse_args(shlex.split(line)[3:])
         taken |= from_flags(model, args).model_dump(include=set(vars(args)) - {"data"})
         assert args.data in (None, "my data")
     assert taken == {

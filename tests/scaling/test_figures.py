@@ -48,8 +48,7 @@ def test_of_several_numbers_of_nodes_the_line_takes_the_fastest() -> None:
 
 
 def test_no_utilisation_is_told_from_none_that_was_logged() -> None:
-    study = only([run(1, 40, utilisation=(0.0, 0.0)), run(4, 10)])
-    figure = draw_utilisation(study)
+    figure = draw_utilisation(only([run(1, 40, utilisation=(0.0, 0.0)), run(4, 10)]))
     assert texts_of(figure.panels[0]) == ["0 %, n = 2"]
     assert "in the order in which they were logged" in figure.note
 

@@ -105,8 +105,7 @@ def test_a_step_of_several_that_is_explained_adds_nothing() -> None:
 
 def test_a_step_of_several_below_what_one_computes_is_contradicted() -> None:
     one = device(32, 296.80, 22.9e6)
-    quick = replace(one, seen=(4, 0.5 * one.compute_s))
-    text = " ".join(assumptions_of(quick, a100()))
+    text = " ".join(assumptions_of(replace(one, seen=(4, 0.5 * one.compute_s)), a100()))
     assert "A step of 4 devices took 53.9 ms, and all of this needs 108 ms: one of the" in text
     assert "the measured step is not used" in text
     explained = predict_step(one, a100(), 4)

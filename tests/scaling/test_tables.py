@@ -66,8 +66,7 @@ All configurations achieved ~95% validation accuracy.
 
 
 def test_the_seeds_tables_from_logs(tmp_path, capsys) -> None:
-    paths = seed_logs(tmp_path)
-    assert main(["scaling", *map(str, paths), "--machine", "MPCDF Raven"]) == 0
+    assert main(["scaling", *map(str, seed_logs(tmp_path)), "--machine", "MPCDF Raven"]) == 0
     out = capsys.readouterr().out
     assert SPEEDUPS in out
     assert RESULTS in out
@@ -165,8 +164,7 @@ def test_metrics_answer_the_three_greps() -> None:
 
 def test_accuracies_that_differ_are_not_called_equal() -> None:
     runs = seed_runs()
-    worse = run(8, 57.14, val_acc=0.80)
-    *_, last = results_block(only([*runs[:2], worse]), "x")
+    *_, last = results_block(only([*runs[:2], run(8, 57.14, val_acc=0.80)]), "x")
     assert last == "Validation accuracy is from 80% to 95%."
 
 

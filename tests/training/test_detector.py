@@ -169,8 +169,7 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path) -> No
             self.seen += 1
             # What is not known of an object cannot be wrong.
             kinds = torch.where(target["labels"] > 3, 2, target["labels"])
-            scores = torch.ones(len(kinds))
-            return [{**target, "labels": kinds, "scores": scores}]
+            return [{**target, "labels": kinds, "scores": torch.ones(len(kinds))}]
 
     oracle: Any = Oracle()
     answers = {

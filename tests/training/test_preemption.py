@@ -110,8 +110,7 @@ def run(request, tmp_path_factory) -> Run:
 def test_a_run_struck_at_any_moment_ends_in_the_same_weights(run: Run, data: st.DataObject) -> None:
     import torch
 
-    anywhere = st.integers(0, run.batches - 1)
-    moments = data.draw(st.lists(anywhere, min_size=1, max_size=2))
+    moments = data.draw(st.lists(st.integers(0, run.batches - 1), min_size=1, max_size=2))
     with tempfile.TemporaryDirectory() as out:
         stops, weights = trained(run.workload, run.config, Path(out), moments)
     assert stops >= 1

@@ -137,8 +137,7 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
     from penstock.training import ranks
 
     calls: list[str] = []
-    child = SimpleNamespace(kill=lambda: calls.append("kill"))
-    launcher = SimpleNamespace(procs=[child])
+    launcher = SimpleNamespace(procs=[SimpleNamespace(kill=lambda: calls.append("kill"))])
 
     def barrier() -> None:
         # From here on they leave with an exit code for which Fabric's watch would kill us.

@@ -328,6 +328,5 @@ def test_a_network_that_returns_nan_has_no_score(kind: Any) -> None:
 
     objective = Objective(kind, LOSSES[kind][0], "logits", 2)
     made, planes = torch.full((1, 2, 3, 3), torch.nan), 1 if kind == "labels" else 2
-    target = torch.ones(1, planes, 3, 3)
-    scores = objective.scores(objective.of_samples(made, target, None))
+    scores = objective.scores(objective.of_samples(made, torch.ones(1, planes, 3, 3), None))
     assert np.isnan([*scores.values()]).all()
