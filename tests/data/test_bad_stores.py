@@ -126,50 +126,39 @@ class TestBadInput:
             open_source(build_zarr2(tmp_path), level=1)
 
     @pytest.mark.parametrize(
-        ("make", "options", "message"),
+        ("out", "options", "message"),
         [
-            (lambda d: d / "a.tif", {}, r"--out-spec .*a\.tif: cannot write \.tif; give OME-Zarr"),
-            (lambda d: d / "a.json", {}, r"a\.json: cannot write \.json"),
+            ("a.tif", {}, r"--out-spec .*a\.tif: cannot write \.tif; give OME-Zarr"),
+            ("a.json", {}, r"a\.json: cannot write \.json"),
+            ("a.zarr", {"chunks": (4,) * 4}, r"chunk shape \(4, 4, 4, 4\); give one number, y x"),
+            ("a.zarr", {"chunks": (4, 4, 0)}, r"chunk shape \(4, 4, 0\)"),
             (
-                lambda d: d / "a.zarr",
-                {"chunks": (4,) * 4},
-                r"chunk shape \(4, 4, 4, 4\); give one number, y x",
-            ),
-            (lambda d: d / "a.zarr", {"chunks": (4, 4, 0)}, r"chunk shape \(4, 4, 0\)"),
-            (
-                lambda d: d / "a.zarr",
-                {"chunks": (4, 4, 4), "shards": (6, 8, 8)},
+                *("a.zarr", {"chunks": (4, 4, 4), "shards": (6, 8, 8)}),
                 r"shards \(1, 1, 6, 8, 8\) are not multiples of chunks \(1, 1, 4, 4, 4\)",
             ),
             (
-                lambda d: d / "a.zarr",
-                {"ome_version": "0.4", "shards": (8, 8, 8)},
+                *("a.zarr", {"ome_version": "0.4", "shards": (8, 8, 8)}),
                 r"shards \(8, 8, 8\) need OME-Zarr 0\.5, this is 0\.4",
             ),
             (
-                lambda d: d / "a.zarr",
-                {"shards": (8, 192, 128)},
+                *("a.zarr", {"shards": (8, 192, 128)}),
                 r"--shards 192 \(axis y\) is not a multiple of 128, .* give --shards 256 or --ch",
             ),
-            (lambda d: d / "a.n5", {"shards": (8, 8, 8)}, "this is n5"),
-            (lambda d: d / "a.zarr", {"ome_version": "0.3"}, "OME-Zarr 0.3 cannot be written"),
+            ("a.n5", {"shards": (8, 8, 8)}, "this is n5"),
+            ("a.zarr", {"ome_version": "0.3"}, "OME-Zarr 0.3 cannot be written"),
+            ("mine.zarr", {}, "it is left alone"),
+            ({"driver": "zarr", "kvstore": "file://a/", "create": True}, {}, "not say its chunk"),
             (
-                lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a/", "create": True},
-                {},
-                "does not say its chunk shape",
-            ),
-            (
-                lambda d: {**out_spec({"driver": "file", "path": str(d)}), "creat": True},
-                {},
+                *(out_spec({"driver": "file", "path": "a"}) | {"creat": True}, {}),
                 r'--out-spec: Object includes extra members: "creat"$',
             ),
-            (lambda d: saved(d, "a.zarr", "hello"), {}, "it is left alone"),
-            (lambda d: np.zeros(3, "u1"), {}, "1 dimensions; 2 to 5"),
+            (np.zeros(3, "u1"), {}, "1 dimensions; 2 to 5"),
         ],
     )
-    def test_sink(self, make: Callable[[Path], Any], options: Any, message: str, tmp_path) -> None:
+    def test_sink(self, out: Any, options: Any, message: str, tmp_path) -> None:
+        saved(tmp_path, "mine.zarr", "hello")
         with pytest.raises(UsageError, match=message):
-            open_out(make(tmp_path), **options)
+            open_out(tmp_path / out if isinstance(out, str) else out, **options)
 
     def test_a_place_that_cannot_be_written(self, tmp_path) -> None:
         sink = open_out(saved(tmp_path, "a.txt", "hello") / "a.zarr")
