@@ -13,8 +13,11 @@ import pytest
 from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, UsageError, build
 from penstock.cli import main
 
+from ..later import imported_later
 from ..places import SHARED
 from .kit import COLUMNS, ROWS, assert_same, forked_ranks, packed, train_workload, weights
+
+torch = imported_later("torch")
 
 if not all(map(find_spec, ("lightning_fabric",))):
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -39,8 +42,6 @@ def test_an_icosphere_by_eulers_formula(level: int) -> None:
 
 
 def test_messages_equal_a_loop_over_edges() -> None:
-    import torch
-
     from penstock.models.emulator import Messages, graph_of, grid_points, icosphere, nearest
 
     points, vertices = grid_points(4, 6), icosphere(1)[0]
@@ -63,8 +64,6 @@ def test_messages_equal_a_loop_over_edges() -> None:
 
 
 def test_the_net_cannot_tell_the_hemispheres_apart() -> None:
-    import torch
-
     from penstock.models.emulator import emulator
 
     torch.manual_seed(0)
@@ -121,8 +120,6 @@ def test_validating_on_what_is_trained_on_is_told(roots: dict[str, Path], tmp_pa
 
 
 def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path) -> None:
-    import torch
-
     from penstock.training.workloads.emulator_workload import EmulatorWorkload
 
     workload = EmulatorWorkload(settings_of(roots, tmp_path))
@@ -156,8 +153,6 @@ def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_pa
 def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path) -> None:
     """12 samples by twos on each rank, or by fours; the loader gives each rank its share."""
 
-    import torch
-
     small = {"latent_size": 8, "mesh_level": 1, "message_steps": 1, "epochs": 2}
     small |= {"optimizer": "sgd", "learning_rate": 0.01}  # Adam makes steps of rounding errors
     data = {"train_data_root": packed(tmp_path / "train", 12)}
@@ -181,8 +176,6 @@ def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path) -> Non
 
 def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path) -> None:
     """A field that is unknown in one place, as an ocean's on land."""
-    import torch
-
     from penstock.training.workloads.emulator_workload import EmulatorWorkload
 
     small = {"latent_size": 4, "mesh_level": 0, "message_steps": 1, "device": "cpu"}

@@ -15,7 +15,10 @@ from penstock.base import TRAIN_DEFAULTS, PenstockError, TrainConfig, UsageError
 from penstock.bench.launch.worker import status_of
 from penstock.cli import main
 
+from ..later import imported_later
 from .kit import config_of, rows, train_workload, weights
+
+torch = imported_later("torch")
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -26,8 +29,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.slow
 def test_spiral_is_learnt(tmp_path) -> None:
-    import torch
-
     from penstock.training.workloads.spiral import Spiral
 
     config = build(
@@ -67,8 +68,6 @@ def test_the_spiral_is_learnt_by_its_defaults(tmp_path) -> None:
 
 
 def test_the_callers_default_dtype_changes_no_weight(tmp_path) -> None:
-    import torch
-
     state_dicts = []
     for default in (torch.float32, torch.bfloat16):
         torch.set_default_dtype(default)
@@ -81,8 +80,6 @@ def test_the_callers_default_dtype_changes_no_weight(tmp_path) -> None:
 
 
 def test_spirals_without_noise_lie_on_their_curves() -> None:
-    import torch
-
     from penstock.training.workloads.spiral import spirals
 
     points, classes = spirals(101, noise=0.0, seed=3)
@@ -169,8 +166,6 @@ def test_a_sample_that_is_not_finite_is_named(tmp_path, share: int, workers: int
 
 
 def test_what_is_not_finite_is_found_in_any_batch() -> None:
-    import torch
-
     from penstock.training.step import why_not_finite
 
     def batch(items: list[int], rows: list[Any]) -> Any:
@@ -191,8 +186,6 @@ def test_what_is_not_finite_is_found_in_any_batch() -> None:
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path) -> None:
-    import torch
-
     from penstock.training.workloads.spiral import mlp
 
     state = mlp((8, 4), 0.0).state_dict()

@@ -14,8 +14,11 @@ from penstock.base import Incomplete, PenstockError, TrainConfig, UsageError, fi
 from penstock.cli import main
 from penstock.instruments.spans import PhaseTimer
 
+from ..later import imported_later
 from .kit import assert_same, kill_at, rows, train_workload, weights
 from .kit import config_of as small_config
+
+torch = imported_later("torch")
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -32,8 +35,6 @@ def config_of(out: Path, **changes: Any) -> TrainConfig:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The folder of a run that nobody stopped: 8 steps in each of 3 epochs."""
-    import torch
-
     folder, threads = tmp_path_factory.mktemp("runs") / "whole", torch.get_num_threads()
     torch.set_num_threads(1)  # as in every run that is compared with it
     train_workload("spiral", config_of(folder))
@@ -57,8 +58,6 @@ def history(out: Path) -> list[dict[str, Any]]:
 )
 def test_a_killed_run_ends_in_whole_weights(whole: Path, tmp_path, step: int, workers: int) -> None:
     """There are 8 steps to an epoch: inside the first, at its end, inside the second, ..."""
-
-    import torch
 
     parts = tmp_path / "parts"
     with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 24"):
@@ -122,8 +121,6 @@ def test_a_device_is_asked_before_a_checkpoint(whole: Path, tmp_path, monkeypatc
 @pytest.mark.slow
 def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path) -> None:
     """As if the run had been killed between the last state and the files of the best one."""
-
-    import torch
 
     parts = tmp_path / "parts"
     train_workload("spiral", config_of(parts, epochs=1))
@@ -220,8 +217,6 @@ def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path) -> None:
 
 def test_random_numbers_go_on() -> None:
     import random
-
-    import torch
 
     from penstock.training.checkpoint import random_state, set_random_state
 
