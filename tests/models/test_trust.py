@@ -71,7 +71,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize(("name", "attack"), ATTACKS)
-def test_an_attack_runs_if_trusted(name: str, attack: Any, little: Path, tmp_path, capsys) -> None:
+def test_no_attack_runs_untrusted(name: str, attack: Any, little: Path, tmp_path, capsys) -> None:
     path, marker = tmp_path / name, tmp_path / "ran"
     attack(little, path, marker)
     with pytest.raises(UsageError, match="only read with --trust-model"):
