@@ -1,7 +1,5 @@
 """Penstock imported anew, as a fresh interpreter would, where its libraries are loaded already."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

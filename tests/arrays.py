@@ -1,7 +1,5 @@
 """Arrays of users on disk, written by TensorStore alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,9 +1,6 @@
 """Fixtures that several test files share."""
 
-from __future__ import annotations
-
 import argparse
-import contextlib
 import functools
 import gc
 import itertools
@@ -23,11 +20,9 @@ from hypothesis import settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 from penstock import cli
-from penstock.base import extensions
-from penstock.base.caller import environment_kept
+from penstock.base import environment_kept, extensions
 from penstock.data import volumes
-from penstock.instruments import environment
-from penstock.instruments.machine import ThisMachine
+from penstock.instruments import ThisMachine, environment
 from penstock.reports.charts import paper
 
 # Also where the shell forbids bytecode: without it each of a hundred processes compiles torch anew.
@@ -141,8 +136,7 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
-@contextlib.contextmanager
-def _listed_once() -> Iterator[None]:
+def _listed_once(patch: pytest.MonkeyPatch) -> None:
     """What is installed stays so while tests run. To list its entry points takes 10 ms, at each
     training and for each name of a model. A test that puts a folder in front has that one listed
     anew, and one that changes the path otherwise all."""
@@ -163,14 +157,11 @@ def _listed_once() -> Iterator[None]:
         added = (each for of in in_front for each in of.entry_points)
         return metadata.EntryPoints((*added, *kept(group=which["group"]))).select(**which)
 
-    with pytest.MonkeyPatch.context() as patch:
-        for room in (metadata, extensions):
-            patch.setattr(room, "entry_points", entry_points)
-        yield
+    for room in (metadata, extensions):
+        patch.setattr(room, "entry_points", entry_points)
 
 
-@contextlib.contextmanager
-def _parsers_made_once() -> Iterator[None]:
+def _parsers_made_once(patch: pytest.MonkeyPatch) -> None:
     """To make the parser of a verb takes longer than most commands that are refused. A test that
     puts a folder in front, whose packages may add words, has one made anew."""
     real, here = cli.parser_of, list(sys.path)
@@ -181,13 +172,10 @@ def _parsers_made_once() -> Iterator[None]:
             return real(words)
         return kept(words[0], import_module(f"penstock.cli.{words[0]}").run)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "parser_of", parser_of)
-        yield
+    patch.setattr(cli, "parser_of", parser_of)
 
 
-@contextlib.contextmanager
-def _pages_walked_once() -> Iterator[None]:
+def _pages_walked_once(patch: pytest.MonkeyPatch) -> None:
     """Each run of the inference begins with a reading of PSS, for which the kernel walks all pages
     of torch: 10 ms. Here one reading of this process serves all; others are read as they are."""
     real = ThisMachine.pss
@@ -196,13 +184,10 @@ def _pages_walked_once() -> Iterator[None]:
     def pss(self: ThisMachine) -> int | None:
         return kept() if self._root.pid == os.getpid() else real(self)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ThisMachine, "pss", pss)
-        yield
+    patch.setattr(ThisMachine, "pss", pss)
 
 
-@contextlib.contextmanager
-def _repository_asked_once() -> Iterator[None]:
+def _repository_asked_once(patch: pytest.MonkeyPatch) -> None:
     """Each run, training and launch asks git for the commit, and git looks at every file of this
     repository: 10 ms. Here the first answer stands. In any other folder git is asked."""
     real, here = environment.ask_git, Path.cwd()
@@ -212,37 +197,29 @@ def _repository_asked_once() -> Iterator[None]:
         ours = (folder or Path.cwd()) == here
         return kept(tuple(words)) if ours else real(words, folder)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "ask_git", ask_git)
-        yield
+    patch.setattr(environment, "ask_git", ask_git)
 
 
-@contextlib.contextmanager
-def _own_store(factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_store(patch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:
     """Trainings that tell MLflow, and what is found of networks, keep out of the folders of whoever
     runs the tests. Only Matplotlib's list of fonts stays there: to make it takes 0.4 s of each
     process that draws."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPLCONFIGDIR", str(cache / "matplotlib"))
-        patch.setenv("XDG_DATA_HOME", str(factory.mktemp("data")))
-        patch.setenv("XDG_CACHE_HOME", str(factory.mktemp("cache")))
-        yield
+    patch.setenv("MPLCONFIGDIR", str(cache / "matplotlib"))
+    patch.setenv("XDG_DATA_HOME", str(factory.mktemp("data")))
+    patch.setenv("XDG_CACHE_HOME", str(factory.mktemp("cache")))
 
 
-@contextlib.contextmanager
-def _less_is_done() -> Iterator[None]:
+def _less_is_done(patch: pytest.MonkeyPatch) -> None:
     """What takes its time and changes nothing that tests look at."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Each record says how busy the machine was: two looks at all processes, a quarter of a
-        # second apart.
-        patch.setattr(environment, "WATCH_S", 0.0)
-        patch.setattr(environment, "_cpu_seconds_of_others", dict)
-        # Each job asks whether anything is frozen. Python counts, for 30 ms of all that is here.
-        patch.setattr(gc, "get_freeze_count", lambda: 1)
-        patch.setattr(paper, "_DPI", 20)  # what is in a figure is looked for on its axes
-        patch.setattr(volumes, "PERIOD", (60, 60, 60))  # there is less to grow
-        yield
+    # Each record says how busy the machine was: two looks at all processes, a quarter of a
+    # second apart.
+    patch.setattr(environment, "WATCH_S", 0.0)
+    patch.setattr(environment, "_cpu_seconds_of_others", dict)
+    # Each job asks whether anything is frozen. Python counts, for 30 ms of all that is here.
+    patch.setattr(gc, "get_freeze_count", lambda: 1)
+    patch.setattr(paper, "_DPI", 20)  # what is in a figure is looked for on its axes
+    patch.setattr(volumes, "PERIOD", (60, 60, 60))  # there is less to grow
 
 
 _ONCE = (
@@ -251,13 +228,19 @@ _ONCE = (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _for_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _for_all_tests(tmp_path_factory) -> Iterator[None]:
     """One fixture for all of these: pytest sets each up for each of thousands of tests."""
-    with contextlib.ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch:
         for begin in _ONCE:
-            stack.enter_context(begin())
-        stack.enter_context(_own_store(tmp_path_factory))
+            begin(patch)
+        _own_store(patch, tmp_path_factory)
         yield
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> None:
+    """`tmp_path` is the working folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -268,7 +251,7 @@ def on_disk() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser(tmp_path_factory) -> Iterator[Any]:
     """A real one, with one page."""
     from .reports.browser import CHROMIUM, Browser
 
@@ -279,7 +262,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(monkeypatch) -> None:
     """In place of each figure a blank one is written: for tests of files, not of what they show."""
     from matplotlib.figure import Figure
 
@@ -328,7 +311,7 @@ def _moto() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3_endpoint(_moto: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def s3_endpoint(_moto: str, monkeypatch, tmp_path) -> str:
     """The URL of a real S3 server on loopback that holds one empty bucket, ``test-bucket``."""
     empty = tmp_path / "aws"
     empty.touch()

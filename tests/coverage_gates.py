@@ -4,8 +4,6 @@
 counted together, as ``coverage report`` does. A gate may be raised and is never lowered.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workers of Dask that are threads of the test's own process: nothing is imported anew."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

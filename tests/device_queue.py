@@ -1,7 +1,5 @@
 """A device like CUDA's, as far as its queue and its events tell."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, Protocol
 

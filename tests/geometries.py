@@ -1,7 +1,5 @@
 """Geometries of volumes, for laws that hold of all of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The rules of the house as ARCHITECTURE.md has them, and the package as its files have it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -56,9 +54,6 @@ HEAVY_ROOMS = frozenset(
 """Rooms that import heavy libraries as they are imported themselves; all others are pure."""
 
 
-# --- what ARCHITECTURE.md says --------------------------------------------------------------------
-
-
 @cache
 def architecture() -> str:
     return (ROOT / "ARCHITECTURE.md").read_text()
@@ -75,9 +70,6 @@ def ranks() -> dict[str, int]:
 
 def pure_rooms() -> tuple[str, ...]:
     return tuple(file for file in files() if file not in HEAVY_ROOMS)
-
-
-# --- what the code says ---------------------------------------------------------------------------
 
 
 @cache

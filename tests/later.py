@@ -1,7 +1,5 @@
 """Libraries that are imported when a test first uses them."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any

@@ -1,7 +1,5 @@
 """How many examples a law has of which an example costs much."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 COSTLY = settings(max_examples=max(2, settings.default.max_examples // 5))

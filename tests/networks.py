@@ -1,7 +1,5 @@
 """Small networks whose reach is known by arithmetic."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -44,8 +42,7 @@ def _shuffled(x: Tensor) -> Tensor:
 
 
 def _by_channel(x: Tensor, layer: nn.Module) -> Tensor:
-    moved: Tensor = layer(x.movedim(1, -1)).movedim(-1, 1)
-    return moved
+    return layer(x.movedim(1, -1)).movedim(-1, 1)
 
 
 def _excited(x: Tensor, layer: nn.Module) -> Tensor:
@@ -121,8 +118,7 @@ LOCAL: dict[str, tuple[Callable[[], nn.Module], Sight]] = {
 
 def _monai(name: str, **knobs: Any) -> nn.Module:
     nets = importlib.import_module("monai.networks.nets")
-    made: nn.Module = getattr(nets, name)(spatial_dims=3, in_channels=1, out_channels=1, **knobs)
-    return made
+    return getattr(nets, name)(spatial_dims=3, in_channels=1, out_channels=1, **knobs)
 
 
 def _flow(x: Tensor, layer: nn.Module) -> Tensor:

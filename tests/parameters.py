@@ -1,7 +1,5 @@
 """Matrices of parameters, of which a few combinations are default tests and the others slow."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Sequence
 from typing import Any

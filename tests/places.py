@@ -1,7 +1,5 @@
 """Folders that tests read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parent / "data"

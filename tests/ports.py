@@ -1,7 +1,5 @@
 """Ports of loopback that nobody else is given."""
 
-from __future__ import annotations
-
 import socket
 
 

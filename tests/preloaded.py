@@ -1,8 +1,6 @@
 """Processes of their own that need not load torch again: forks of one that has loaded it, and has
 done nothing else."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """Tables on disk."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The output spec of the seed's own job, key by key."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ files to this machine alone. It ends when its standard input closes, so at the l
 process ends that started it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -45,7 +43,6 @@ class Loopback(AbstractContextManager["Loopback"]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert self._process.stdout is not None
         port = self._process.stdout.readline().strip().decode()
         if not port:
             self.close()
@@ -60,7 +57,6 @@ class Loopback(AbstractContextManager["Loopback"]):
 
     def close(self) -> None:
         """End the server."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()

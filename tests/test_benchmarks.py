@@ -1,7 +1,5 @@
 """The benchmark's smoke test runs, and says of every contender that it ran or why it did not."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json
@@ -10,7 +8,6 @@ import statistics
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -33,9 +30,7 @@ def test_benchmarks_import_names_that_are_there() -> None:
 
 
 @pytest.mark.long
-def test_quick_benchmark_measures_or_skips_every_contender(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_benchmark_measures_or_skips_every_contender(tmp_path, monkeypatch) -> None:
     for library in ("torch", "tensorstore", "zarr"):
         pytest.importorskip(library)
     readme = (BENCHMARKS / "README.md").read_text()
@@ -71,7 +66,7 @@ def test_quick_benchmark_measures_or_skips_every_contender(
     assert all(r["extra"]["write_measured"] == pytest.approx(1, abs=0.01) for r in penstock)
 
 
-def test_report_is_computed_from_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_computed_from_records(monkeypatch) -> None:
     """Change the data and the sentence changes: a target is met, then missed by what it lacks."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench = runpy.run_path(str(BENCHMARKS / "infer.py"))
@@ -96,7 +91,7 @@ def test_report_is_computed_from_records(monkeypatch: pytest.MonkeyPatch) -> Non
         ("emulator", "*/report.md"),
     ],
 )
-def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path: Path) -> None:
+def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path) -> None:
     needed = "torch lightning_fabric xarray dask boto3 matplotlib torchvision rasterio"
     for library in needed.split():
         pytest.importorskip(library)
@@ -114,7 +109,7 @@ def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path: 
 
 
 @pytest.mark.long
-def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path: Path) -> None:
+def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path) -> None:
     for library in ("torch", "tensorstore", "zarr", "dask", "xarray"):
         pytest.importorskip(library)
     readme = (BENCHMARKS / "README.md").read_text()
@@ -133,7 +128,7 @@ def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path: Path) -> None:
     assert "| small chunks | shuffled |" in done.stdout
 
 
-def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_is_met_missed_or_undecided(monkeypatch) -> None:
     """Change the times and the verdict changes; the bound is of every contender, not of one."""
     pytest.importorskip("zarr")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -156,7 +151,7 @@ def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_say_what_the_grid_shows(monkeypatch) -> None:
     """The page is that of the raw samples, the target is met on it, and docs/load.md has them."""
     pytest.importorskip("zarr")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -189,9 +184,7 @@ def test_the_pages_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_without_the_data_the_emulator_is_skipped_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_data_the_emulator_is_skipped_in_words(tmp_path, monkeypatch, capsys) -> None:
     script = str(BENCHMARKS / "emulator.py")
     monkeypatch.setattr(sys, "argv", [script, "--data", str(tmp_path / "no.nc")])
     monkeypatch.syspath_prepend(str(BENCHMARKS))

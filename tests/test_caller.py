@@ -1,14 +1,11 @@
 """The caller's process is as it was after every call of the library, whatever became of it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
 import random
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +38,7 @@ def elsewhere(ask: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def _counted(monkeypatch) -> None:
     """What is frozen is counted here, as it is by those who call. All that the tests froze takes
     80 ms to count, so freezing is noted and not done."""
     frozen = [100_000]
@@ -111,12 +108,7 @@ def test_threads_are_those_of_the_calling_thread_alone() -> None:
 
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize(
-    ("threads", "fails"),
-    [
-        (2, False),
-        (1, True),
-        pytest.param(None, False, marks=pytest.mark.slow),
-    ],
+    ("threads", "fails"), [(2, False), (1, True), pytest.param(None, False, marks=pytest.mark.slow)]
 )
 def test_inference_leaves_all_as_it_was(threads: int | None, fails: bool) -> None:
     model, before, out = asking(fails), state(), np.zeros_like(VOLUME)
@@ -165,7 +157,7 @@ def test_flags_that_only_the_newer_names_can_read_are_put_back() -> None:
 
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader'")
-def test_training_leaves_all_as_it_was(tmp_path: Path) -> None:
+def test_training_leaves_all_as_it_was(tmp_path) -> None:
     before = state()
     knobs: dict[str, Any] = {"epochs": 1, "max_steps": 2, "threads": 1, "device": "cpu"}
     knobs |= {"cudnn_benchmark": True, "output_dir": tmp_path / "run", "num_samples": 64}
@@ -174,9 +166,6 @@ def test_training_leaves_all_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(penstock.UsageError):
         penstock.run_training("spiral", **knobs)
     assert state() == before
-
-
-# --- the caller's net -----------------------------------------------------------------------------
 
 
 def caching() -> Any:
@@ -199,7 +188,7 @@ def caching() -> Any:
 
 
 @pytest.mark.parametrize("call", ["plan_inference", "run_inference"])
-def test_a_net_can_be_trained_after_it_was_used(call: str, tmp_path: Path) -> None:
+def test_a_net_can_be_trained_after_it_was_used(call: str, tmp_path) -> None:
     import torch
 
     net = caching()

@@ -1,8 +1,6 @@
 """Every command block of README and docs: parsed by the real parsers, and run in order; every link
 of them leads somewhere."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -194,8 +192,7 @@ def refusal(command: str) -> str:
 
 
 def test_every_command_is_one_that_the_parsers_take() -> None:
-    refused = {command: why for command in SHELL if (why := refusal(command))}
-    assert refused == {}
+    assert {command: why for command in SHELL if (why := refusal(command))} == {}
     assert refusal("penstock infer --nonesuch") and refusal("penstock nonesuch")
     assert refusal("python nonesuch.py") and refusal("nonesuch")
 
@@ -208,7 +205,7 @@ def test_every_block_of_python_compiles(block: Block) -> None:
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Iterator[Path]:
+def tools(tmp_path) -> Iterator[Path]:
     """A folder for programs, with those that need not load torch each time."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -217,7 +214,7 @@ def tools(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.docs
-def test_every_block_runs_in_order(tools: Path, tmp_path: Path) -> None:
+def test_every_block_runs_in_order(tools: Path, tmp_path) -> None:
     """In one folder, as who reads from the first line to the last."""
     (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (tools / "python").chmod(0o755)
@@ -269,7 +266,7 @@ WORD = re.compile(r"[A-Za-z]{4,}")
 @pytest.mark.docs
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_a_tutorial_shows_what_its_commands_say(page: Path, tmp_path: Path) -> None:
+def test_a_tutorial_shows_what_its_commands_say(page: Path, tmp_path) -> None:
     """In the same words, most of them: times, and what they lead to, differ between machines."""
     outputs, text = make_outputs(), page.read_text()
     steps = []

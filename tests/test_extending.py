@@ -1,7 +1,5 @@
 """docs/extending.md, followed to the letter; and what other packages add by entry points."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -30,9 +28,6 @@ OF_A_PACKAGE = {"A model", "A store", "A workload"}
 PERIOD = (60, 60, 60)
 """Specimens that repeat so soon are grown in a tenth of the time of those in other tests."""
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-# --- the page -------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -86,11 +81,8 @@ def test_the_page_has_these_recipes_and_no_other() -> None:
     assert set(re.findall(r"^## (.*)$", PAGE, re.MULTILINE)) == IN_TREE | OF_A_PACKAGE
 
 
-# --- inside Penstock ------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path) -> Path:
     """A copy of what the recipes change."""
     rewritten = shutil.ignore_patterns("*-pytest-*.pyc")
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=rewritten)
@@ -130,12 +122,7 @@ def run_anew(work: Iterable[tuple[str, str | list[str]]]) -> None:
         *(pytest.param({t}, id=t, marks=pytest.mark.slow) for t in sorted(IN_TREE - {"A verb"})),
     ],
 )
-def test_what_is_added_inside_penstock_runs(
-    titles: set[str],
-    tree: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_added_inside_runs(titles: set[str], tree: Path, monkeypatch, capsys) -> None:
     work: list[tuple[str, str | list[str]]] = []
     shown = []
     for step in (step for title in sorted(titles) for step in recipe(title)):
@@ -175,9 +162,6 @@ def test_all_recipes_together_keep_the_rules_of_the_house(tree: Path) -> None:
     assert " passed" in run(words, tree)
 
 
-# --- packages of others ---------------------------------------------------------------------------
-
-
 class Site:
     """A folder on the import path, as pip would fill it."""
 
@@ -193,7 +177,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path, monkeypatch) -> Iterator[Site]:
     """It is left as it was found: what was imported from there is forgotten."""
     folder = tmp_path / "site"
     folder.mkdir()
@@ -239,7 +223,7 @@ def test_a_model_of_another_package(site: Site) -> None:
     assert load_model("blur").code == load_model("penstock_blur:Blur").code != ""
 
 
-def test_a_store_of_another_package(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_of_another_package(site: Site, capsys) -> None:
     with pytest.warns(RuntimeWarning, match="raw has no lock: the package that writes it has none"):
         follow("A store", site)
     cells, copy = (Path(f"{name}-16x32x32.raw").read_bytes() for name in ("cells", "copy"))
@@ -259,16 +243,13 @@ def test_a_store_of_another_package(site: Site, capsys: pytest.CaptureFixture[st
     assert not Path("new-16x32x32.raw").exists()
 
 
-def test_a_workload_of_another_package(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workload_of_another_package(site: Site, capsys) -> None:
     follow("A workload", site)
     assert "line: 2 parameters" in capsys.readouterr().out
     assert Path("fit", "best_model.pth").is_file()
 
 
-# --- what is imported, and what is said -----------------------------------------------------------
-
-
-def refused(what: str, name: str, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(what: str, name: str, capsys) -> str:
     """What a command says that names a model, a store or a workload and is refused."""
     Path("empty").mkdir(exist_ok=True)
     infer = ["plan", "--in-spec", "none.zarr", "--out-spec", "out.zarr", "--model-type", "identity"]
@@ -285,9 +266,7 @@ def refused(what: str, name: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("what", ["models", "stores", "workloads"])
-def test_nothing_is_imported_that_was_not_named(
-    what: str, site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_imported_that_was_not_named(what: str, site: Site, capsys) -> None:
     """Names of ours win, and those of other packages stand in the list of what there is."""
     (site.folder / "theirs.py").write_text("raise SystemExit('it was imported')")
     names = ("identity", "spiral", "zarr", "aardvark")
@@ -324,7 +303,7 @@ BROKEN = [
     ],
 )
 def test_what_is_broken_is_told_with_its_package(
-    what: str, code: str, value: str, reason: str, site: Site, capsys: pytest.CaptureFixture[str]
+    what: str, code: str, value: str, reason: str, site: Site, capsys
 ) -> None:
     (site.folder / "theirs.py").write_text(code)
     site.install("their-tools", f"penstock.{what}", {"aardvark": value}, "2.1")
@@ -345,9 +324,7 @@ def test_a_store_that_lacks_something_is_refused(site: Site) -> None:
         penstock.open_sink("volume.tif", domain=whole, dtype=np.dtype("uint8"))
 
 
-def test_one_name_of_two_packages_is_refused(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_name_of_two_packages_is_refused(site: Site, capsys) -> None:
     for owner in ("one", "other"):
         site.install(owner, "penstock.models", {"aardvark": f"{owner}:Net"})
     said = refused("models", "aardvark", capsys)

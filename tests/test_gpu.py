@@ -3,8 +3,6 @@
 What a training does is asked of both, so that the same calls are tested where there is none.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -21,9 +19,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, build
 from penstock.cli import main
 
 from .rows import rows_of
@@ -138,7 +134,7 @@ def test_patches_come_back_with_the_same_bits_alone_and_many_at_once(seam: str) 
 
 
 @on_gpu
-def test_bricks_are_read_into_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bricks_are_read_into_pinned_memory(monkeypatch) -> None:
     import torch
 
     from penstock.inference.lanes.bricks import Loaded
@@ -172,9 +168,7 @@ def test_nothing_of_a_job_stays_on_the_device() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("knobs", [{"amp": "off", "tf32": False}, {"tf32": True}, {"amp": "fp16"}])
-def test_the_plan_holds_what_the_device_takes_workspaces_of_cudnn_included(
-    knobs: dict[str, Any],
-) -> None:
+def test_the_plan_holds_what_the_device_and_cudnn_take(knobs: dict[str, Any]) -> None:
     import torch
 
     volume = np.random.default_rng(4).normal(size=(140, 150, 160)).astype("float32")
@@ -186,15 +180,12 @@ def test_the_plan_holds_what_the_device_takes_workspaces_of_cudnn_included(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     penstock.run_inference(volume, out, model="denoise-net", **settings, **knobs)
-    assert plan.device_peak is not None
     assert torch.cuda.max_memory_allocated() - before <= plan.device_peak
 
 
 @on_gpu
 @pytest.mark.parametrize("mode", ["inference", "train"])
-def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
-    tmp_path: Path, mode: str
-) -> None:
+def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(tmp_path, mode: str) -> None:
     from penstock.instruments import ledger
 
     flags = ["--tile-sizes", "64", "--batch-sizes", "2", "--effort", "quick", "--mode", mode]
@@ -211,11 +202,8 @@ def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     assert record.clocks
 
 
-# --- pinned batches ------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def rows(tmp_path: Path) -> tuple[Path, np.ndarray]:
+def rows(tmp_path) -> tuple[Path, np.ndarray]:
     zarr = pytest.importorskip("zarr")
     pytest.importorskip("tensorstore")
     values = np.arange(64 * 2**16, dtype="float32").reshape(64, 2**16)
@@ -267,18 +255,15 @@ def test_graphs_are_captured_while_pinned_batches_are_read(rows: tuple[Path, np.
     assert total.item() == pytest.approx(values.reshape(16, -1).max(1).sum(), rel=1e-5)
 
 
-# --- training, there and on the CPU --------------------------------------------------------------
-
 PHASES = ("data_wait", "transfer", "forward", "backward", "optimizer")
 
 
 @pytest.fixture(
     params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=ON_GPU)]
 )
-def device(request: pytest.FixtureRequest) -> str:
+def device(request) -> str:
     pytest.importorskip("lightning_fabric")
-    name: str = request.param
-    return name
+    return request.param
 
 
 def train(workload: str, *settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -302,8 +287,7 @@ def spiral(out: Path, device: str, **more: Any) -> dict[str, Any]:
 def read(out: Path, name: str) -> dict[str, Any]:
     import torch
 
-    state: dict[str, Any] = torch.load(out / name, weights_only=True, map_location="cpu")
-    return state
+    return torch.load(out / name, weights_only=True, map_location="cpu")
 
 
 def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float) -> None:
@@ -332,7 +316,7 @@ def assert_logged(out: Path, results: Mapping[str, Any], device: str) -> None:
     assert (results["device"] == "cpu") == (device == "cpu")
 
 
-def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path: Path) -> None:
+def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path) -> None:
     results = spiral(tmp_path / "there", device)
     assert_logged(tmp_path / "there", results, device)
     here = spiral(tmp_path / "here", "cpu", num_samples=POINTS[device])
@@ -342,7 +326,7 @@ def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path: Path) -> Non
     assert one.keys() == other.keys()
 
 
-def test_a_training_that_is_stopped_goes_on(device: str, tmp_path: Path) -> None:
+def test_a_training_that_is_stopped_goes_on(device: str, tmp_path) -> None:
     """With dropout, whose random numbers are the device's own."""
 
     def strike(now: Any) -> None:
@@ -355,9 +339,7 @@ def test_a_training_that_is_stopped_goes_on(device: str, tmp_path: Path) -> None
     # Where steps are queued, the signal comes when they are drained.
     results = spiral(tmp_path / "parts", device, dropout=0.2, resume=True)
     assert results["steps"] == STEPS[device] and len(results["resumed_at_steps"]) == 1
-    whole, parts = (
-        read(tmp_path / name, "checkpoints/last.pt")["model"] for name in ("whole", "parts")
-    )
+    whole, parts = (read(tmp_path / n, "checkpoints/last.pt")["model"] for n in ("whole", "parts"))
     assert_close(whole, parts, 0 if device == "cpu" else 1e-4)
 
 
@@ -370,7 +352,7 @@ def tiny(in_channels: int = 1) -> Any:
 
 
 @pytest.fixture
-def pairs(device: str, tmp_path: Path) -> dict[str, Any]:
+def pairs(device: str, tmp_path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     sides = (8, 16, 40) if device == "cpu" else (16, 24, 40)
     clean = rng.integers(0, 4000, sides).astype(np.uint16)
@@ -382,9 +364,7 @@ def pairs(device: str, tmp_path: Path) -> dict[str, Any]:
     return knobs
 
 
-def test_mixed_precision_learns_with_clipped_gradients(
-    device: str, pairs: dict[str, Any], tmp_path: Path
-) -> None:
+def test_mixed_precision_learns_if_clipped(device: str, pairs: dict[str, Any], tmp_path) -> None:
     """By the command; and it goes on with the scaler, which only CUDA's half precision has."""
     out = tmp_path / "out"
     words = [part for name, value in pairs.items() for part in (f"--{name}", str(value))]
@@ -405,7 +385,7 @@ def test_mixed_precision_learns_with_clipped_gradients(
 
 
 def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
-    device: str, pairs: dict[str, Any], tmp_path: Path
+    device: str, pairs: dict[str, Any], tmp_path
 ) -> None:
     big = train("pairs", pairs, batch_size=6, epochs=2, device=device, output_dir=tmp_path / "big")
     out = tmp_path / "small"
@@ -421,11 +401,8 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
         np.testing.assert_allclose(other[name], one[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-# --- the benchmark of a GPU ----------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_the_benchmark_goes_on_after_a_crash(tmp_path: Path) -> None:
+def test_the_benchmark_goes_on_after_a_crash(tmp_path) -> None:
     """gpu.sh on a program that only tells how it was called; every sweep of it has a crash."""
     program = tmp_path / "program"
     program.write_text(
@@ -464,7 +441,7 @@ def test_the_benchmark_goes_on_after_a_crash(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path: Path) -> None:
+def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path) -> None:
     small = {"WORK": str(tmp_path / "work"), "SMOKE": "1", "PYTHON": sys.executable}
     command = ["bash", str(BENCHMARKS / "gpu.sh"), str(tmp_path / "kept"), "infer"]
     environment = {**os.environ, **small, "DEVICE": "cpu"}
@@ -484,7 +461,7 @@ def test_the_benchmark_of_inference_has_a_twin_on_the_cpu(tmp_path: Path) -> Non
     assert (kept / "infer.txt").read_text() == done.stdout
 
 
-def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     overlap_of = runpy.run_path(str(BENCHMARKS / "gpu_infer.py"))["overlap_of"]
     assert overlap_of([], [(0.0, 9.0)]) is None
@@ -492,7 +469,7 @@ def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-def test_the_benchmark_keeps_ledger_report_and_figures(tmp_path: Path) -> None:
+def test_the_benchmark_keeps_ledger_report_and_figures(tmp_path) -> None:
     """gpu.sh, with a preset, scenes and chips that a CPU has time for. It goes on where it was."""
     needed = ("lightning_fabric", "torchvision", "rasterio", "matplotlib")
     if not all(map(find_spec, needed)):

@@ -1,7 +1,5 @@
 """Files that claim, nest or wait without end, and streams that are closed or full."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -19,15 +17,11 @@ from penstock.cli import main
 from .parameters import slowly
 from .preloaded import PENSTOCK, started
 
+pytestmark = pytest.mark.usefixtures("here")
+
 HUGE = 2**62
 DEEP = 100_000
 KNOBS = "--out-spec out.zarr --model-type identity --patch 8 --overlap 2 --devices cpu".split()
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -40,7 +34,7 @@ def few_addresses() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def said(capsys, *words: str) -> str:
     """The sentence with which a command is refused."""
     assert main([*words]) == 2
     *others, sentence = capsys.readouterr().err.splitlines()
@@ -84,9 +78,7 @@ INFER, LOADER = ["infer", "--in-spec", "in.zarr", *KNOBS], ["bench", "loader", "
     [*((kind, INFER) for kind in FILES), slowly(("v3", LOADER)), slowly(("nested", LOADER))],
 )
 @pytest.mark.usefixtures("few_addresses")
-def test_what_metadata_claims_is_checked_before_memory_is_taken(
-    kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_metadata_claims_is_checked_at_first(kind: str, words: list[str], capsys) -> None:
     name, text, sentence = FILES[kind]
     Path("in.zarr").mkdir()
     Path("in.zarr", name).write_text(text)
@@ -96,7 +88,7 @@ def test_what_metadata_claims_is_checked_before_memory_is_taken(
 
 
 @pytest.mark.usefixtures("few_addresses")
-def test_a_npy_that_claims_too_much(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_npy_that_claims_too_much(capsys) -> None:
     np.save("in.npy", np.zeros((9, 8, 8), "uint8"))
     content = Path("in.npy").read_bytes()
     header = content.replace(b"(9, 8, 8), }" + b" " * 18, b"(%d, 8, 8), }" % HUGE)
@@ -109,7 +101,7 @@ LAUGHS = "".join(f"- &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1,
 
 @pytest.mark.parametrize("text", ["patch: [" * 9999, f"tag:\n- &a0 [x]\n{LAUGHS}"])
 @pytest.mark.usefixtures("few_addresses")
-def test_settings_that_nest(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_nest(text: str, capsys) -> None:
     """Aliases of aliases would be 9 to the power of 29 words."""
     Path("a.yaml").write_text(text)
     said(capsys, "infer", "--in-spec", "in.npy", *KNOBS, "--config", "a.yaml")
@@ -121,7 +113,6 @@ def ended(*words: str, before: str = "") -> tuple[int, list[str]]:
     ``before`` it."""
     process = started(Path(), words, f"import os, sys\n{before}\n{PENSTOCK}")
     process.join(120)
-    assert process.exitcode is not None
     return process.exitcode, Path("said").read_text().splitlines()
 
 
@@ -148,7 +139,7 @@ def test_a_pipe_in_place_of_settings_is_not_waited_for() -> None:
     ],
 )
 def test_what_the_machine_lacks_or_forbids_is_no_defect(
-    error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    error: Exception, sentence: str, monkeypatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("penstock.cli.doctor.run", Mock(side_effect=error))
     assert main(["doctor"]) == 1
@@ -176,7 +167,7 @@ def test_a_closed_stderr_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_more_shares_than_parts_are_fine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_shares_than_parts_are_fine(capsys) -> None:
     np.save("in.npy", np.ones((8, 8, 8), "uint8"))
     words = ["infer", "--in-spec", "in.npy", *KNOBS, "--normalize", "none"]
     for step in (

@@ -1,7 +1,5 @@
 """The package is held to its own rules: wings, doors, purity, sizes, public names, start-up."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import importlib
@@ -46,9 +44,6 @@ def _trees_go_unsearched() -> Iterator[None]:
     yield
     forget()
     gc.enable()
-
-
-# --- the wings ------------------------------------------------------------------------------------
 
 
 def test_the_plan_of_the_house_names_every_wing() -> None:
@@ -164,10 +159,7 @@ WINGS = {file.split("/")[0] for file in files()}
 
 @pytest.mark.parametrize(
     ("wings", "rooms_first", "run"),
-    [
-        (WINGS, False, run_anew),
-        pytest.param(WINGS, True, run_fresh, marks=pytest.mark.slow),
-    ],
+    [(WINGS, False, run_anew), pytest.param(WINGS, True, run_fresh, marks=pytest.mark.slow)],
     ids=["anew", "fresh, rooms first"],
 )
 def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms(
@@ -180,9 +172,6 @@ def test_an_import_of_the_face_changes_nothing_in_the_process() -> None:
     state = "(sys.meta_path[:], sys.path[:], dict(os.environ), signal.getsignal(signal.SIGTERM))"
     code = f"import os, signal, sys; before = {state}; import penstock; assert before == {state}"
     assert run_fresh(code) == ""
-
-
-# --- the rules for a file -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", WAYS)
@@ -254,8 +243,6 @@ def test_one_default_per_knob() -> None:
             named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
             assert not knobs & {arg.arg for arg in named}, f"{file}: {node.name}"
 
-
-# --- the rules for names and words ----------------------------------------------------------------
 
 VAGUE = {"found", "told", "own", "known"}
 OF_PERSONS = {"told", "heard", "deaf", "tired"}
@@ -349,8 +336,6 @@ def test_functions_that_doors_hand_out_tell_their_arguments() -> None:
     assert wrong == []
 
 
-# --- the rules for tests --------------------------------------------------------------------------
-
 CHECKS = {"assert", "raises", "warns", "fail", "AssertionError"}
 
 
@@ -376,9 +361,6 @@ def test_every_test_asserts_something() -> None:
     while more := {place for place, names in words.items() if names & checks} - checks:
         checks |= more
     assert [place for place in words if ":" in place and place not in checks] == []
-
-
-# --- the face -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", WAYS)

@@ -1,7 +1,5 @@
 """What is the user's own: no file that Penstock did not write, or that was edited, is replaced."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -12,9 +10,8 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from penstock.base import UsageError, replacing, store_around
 from penstock.base import output_files as ours
-from penstock.base.errors import UsageError
-from penstock.base.files import replacing, store_around
 from penstock.cli import main
 
 from .arrays import counted_up, zarr
@@ -29,10 +26,7 @@ def write(path: Path, text: str) -> None:
         draft.write_text(text)
 
 
-# --- one file -----------------------------------------------------------------------------------
-
-
-def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path: Path) -> None:
+def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path) -> None:
     file = tmp_path / "out.csv"
     for text in ("first", "second"):
         ours.check_outputs(("--output", file))
@@ -50,7 +44,7 @@ def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path: Pa
     ours.check_outputs(("--output", file))
 
 
-def test_what_is_the_users_is_refused_before_anything(tmp_path: Path) -> None:
+def test_what_is_the_users_is_refused_before_anything(tmp_path) -> None:
     (tmp_path / "notes.json").write_text(THEIRS)
     with pytest.raises(UsageError, match=r"notes\.json is not known"):
         ours.check_outputs(("--json", tmp_path / "notes.json"))
@@ -61,7 +55,7 @@ def test_what_is_the_users_is_refused_before_anything(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "notes.json"]
 
 
-def test_a_file_that_a_kill_left_half_written_is_ours(tmp_path: Path) -> None:
+def test_a_file_that_a_kill_left_half_written_is_ours(tmp_path) -> None:
     trace = tmp_path / "trace.json"
     ours.begin_output(trace)
     trace.write_text("[\n{")
@@ -73,7 +67,7 @@ def test_a_file_that_a_kill_left_half_written_is_ours(tmp_path: Path) -> None:
         ours.check_outputs(("--trace", trace))
 
 
-def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path: Path) -> None:
+def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path) -> None:
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "in.zarr/0")}}
     ts.open(spec, create=True, dtype="uint8", shape=[2, 2]).result()
     (tmp_path / "n5").mkdir()
@@ -90,9 +84,7 @@ def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path
     assert store_around(tmp_path) is None
 
 
-def test_a_file_that_another_replaces_meanwhile_is_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_another_replaces_meanwhile_is_ours(tmp_path, monkeypatch) -> None:
     write(tmp_path / "a.json", "ours")
     mark_of = ours._mark_of
 
@@ -105,9 +97,7 @@ def test_a_file_that_another_replaces_meanwhile_is_ours(
     assert ours.is_written_by_us(tmp_path / "a.json")
 
 
-def test_where_files_keep_no_marks_each_is_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_keep_no_marks_each_is_the_users(tmp_path, monkeypatch) -> None:
     monkeypatch.delattr(os, "setxattr")
     write(tmp_path / "a.json", "ours")
     with pytest.raises(UsageError, match=r"not known to be Penstock's; --overwrite replaces it"):
@@ -115,10 +105,7 @@ def test_where_files_keep_no_marks_each_is_the_users(
     ours.check_outputs(("--json", tmp_path / "a.json"), replace=True)
 
 
-# --- whole or not at all ------------------------------------------------------------------------
-
-
-def test_a_link_planted_at_the_draft_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_planted_at_the_draft_is_not_followed(tmp_path) -> None:
     (tmp_path / "victim").write_text(THEIRS)
     (tmp_path / f".out.json.{os.getpid()}.part").symlink_to(tmp_path / "victim")
     with replacing(tmp_path / "out.json") as draft:
@@ -127,7 +114,7 @@ def test_a_link_planted_at_the_draft_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == THEIRS
 
 
-def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
+def test_a_link_stays_one_and_its_file_is_written(tmp_path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "real.json").write_text("old")
     (tmp_path / "store" / "real.json").chmod(0o640)
@@ -146,16 +133,11 @@ def test_a_device_is_written_to_and_stays_one() -> None:
     assert not Path(os.devnull).is_file()
 
 
-# --- every verb ---------------------------------------------------------------------------------
-
-
 def run(words: list[Any]) -> int:
     return main([str(word) for word in words])
 
 
-def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(tmp_path, capsys) -> None:
     """Metrics in the place of run.json were lost, and a trace there left no run to resume."""
     source, net = zarr(tmp_path / "in.zarr" / "0", counted_up()).parent, tmp_path / "net.py"
     net.write_text("def net():\n    return lambda x: x + 1\n")
@@ -174,8 +156,7 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
     ):  # fmt: skip
         assert run([*words, *more, "--overwrite"]) == 2
         assert why in capsys.readouterr().err
-    made = sorted(path for path in tmp_path.rglob("*.*") if path.suffix != ".pyc")
-    assert made == before
+    assert sorted(path for path in tmp_path.rglob("*.*") if path.suffix != ".pyc") == before
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -189,10 +170,7 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
         "slurm submit --study 1,4,8 --dry-run -- train spiral",
     ],
 )
-def test_the_seeds_command_lines_run_twice_in_a_row(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_seeds_command_lines_run_twice_in_a_row(line: str, here) -> None:
     Path("gpu_metrics.csv").write_text(GPU_CSV)
     Path("bench.csv").write_text(SEED_CSV)
     Path("slurm-1.out").write_text(log("1", 1, 362.45) + log("2", 4, 95.23))
@@ -222,7 +200,7 @@ The document of a packed data set is JSON of ours, and was replaced."""
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     assert run(["generate", "ufs-p2", folder / "set", "--samples", 16, "--grid", 8, 16]) == 0
     records = Path(__file__).with_name("data") / "records-v1.jsonl"
@@ -241,12 +219,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("words", "place"), READS, ids=[" ".join(each) for each in READS])
 def test_no_output_replaces_what_its_command_reads(
-    words: str,
-    place: str,
-    inputs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, place: str, inputs: Path, tmp_path, monkeypatch, capsys
 ) -> None:
     here = Path(shutil.copytree(inputs, tmp_path / "here"))
     monkeypatch.chdir(here)
@@ -258,7 +231,7 @@ def test_no_output_replaces_what_its_command_reads(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_figures_replace_no_picture_of_the_users(tmp_path: Path) -> None:
+def test_figures_replace_no_picture_of_the_users(tmp_path) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV)
     photo = tmp_path / "gpu_util.png"
     words = ["plot", tmp_path / "gpu.csv"]
@@ -293,9 +266,7 @@ OUTPUTS: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("words", "name"), OUTPUTS, ids=[" ".join(w) for w, _ in OUTPUTS])
-def test_no_verb_replaces_what_is_the_users(
-    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_verb_replaces_what_is_the_users(words: list[str], name: str, tmp_path, capsys) -> None:
     mine = tmp_path / "theirs" / name
     mine.parent.mkdir(parents=True)
     mine.write_text(THEIRS)

@@ -1,7 +1,5 @@
 """What a stranger installs: names, extras, hints, the wheel, and the core alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -50,7 +48,7 @@ def blocked(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def core(tmp_path: Path) -> dict[str, str]:
+def core(tmp_path) -> dict[str, str]:
     return blocked(tmp_path)
 
 
@@ -142,7 +140,7 @@ for words in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_every_verb_without_the_extras_names_the_one_it_needs(tmp_path: Path) -> None:
+def test_every_verb_without_the_extras_names_the_one_it_needs(tmp_path) -> None:
     """The core alone, asked in Python, then by every verb that wants more."""
     (tmp_path / "gpus.csv").write_text(GPU_CSV)
     (tmp_path / "b.jsonl").write_text(launch(8).line() + "\n")
@@ -182,13 +180,11 @@ NEEDED_BY_DEMO = {"contourpy", "markupsafe"}
 
 
 @pytest.mark.slow
-def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: Path) -> None:
+def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path) -> None:
     """`make demo` installs that extra alone, so that nobody waits for the rest."""
     extras = PROJECT["optional-dependencies"]
     words = {re.split(r"[>=\[]", line)[0] for line in (*extras["demo"], *extras["plot"])}
-    assert words == set(
-        "penstock-dl safetensors tensorstore torch jinja2 matplotlib xxhash".split()
-    )
+    assert words == {*"penstock-dl safetensors tensorstore torch jinja2 matplotlib xxhash".split()}
     site = tmp_path / "site" / "sitecustomize.py"
     here = " ".join(sorted((words | NEEDED_BY_DEMO) - {"penstock-dl"}))
     site.write_text(f"{BLOCK}ABSENT -= set({here!r}.split())\n")
@@ -198,11 +194,7 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: P
         done = subprocess.run(command, capture_output=True, text=True, env=core, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     text = (tmp_path / "demo" / "report.html").read_text()
-    for what in (
-        "What the threads of each stage did",
-        "Memory of the job",
-        "input, output",
-    ):
+    for what in ("What the threads of each stage did", "Memory of the job", "input, output"):
         assert what in text, what
 
 
@@ -214,7 +206,7 @@ def test_the_guide_installs_from_the_clone_and_torch_with_torchvision_first() ->
 
 
 @pytest.mark.slow
-def test_doctor_of_the_core_runs_without_the_rest(core: dict[str, str], tmp_path: Path) -> None:
+def test_doctor_of_the_core_runs_without_the_rest(core: dict[str, str], tmp_path) -> None:
     words = [sys.executable, "-m", "penstock", "doctor", "--json", "found.json"]
     done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -223,7 +215,7 @@ def test_doctor_of_the_core_runs_without_the_rest(core: dict[str, str], tmp_path
 
 
 @pytest.mark.slow
-def test_the_line_that_a_message_prints_works_without_an_index(tmp_path: Path) -> None:
+def test_the_line_that_a_message_prints_works_without_an_index(tmp_path) -> None:
     """pip adds the extra to the Penstock that is installed, from a clone too."""
     (line,) = re.findall(r"pip install '(.*)'", str(missing("wandb", "track")))
     words = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--dry-run", line]
@@ -232,7 +224,7 @@ def test_the_line_that_a_message_prints_works_without_an_index(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_source_archive_is_small(tmp_path: Path) -> None:
+def test_the_source_archive_is_small(tmp_path) -> None:
     words = [sys.executable, "-c", "import hatchling.build as b, sys; b.build_sdist(sys.argv[1])"]
     done = subprocess.run([*words, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -245,7 +237,7 @@ def test_the_source_archive_is_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_what_is_read_at_run_time(tmp_path: Path) -> None:
+def test_the_wheel_holds_what_is_read_at_run_time(tmp_path) -> None:
     words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), "."]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

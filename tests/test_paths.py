@@ -1,7 +1,5 @@
 """Paths as people type them: relative, through ``..``, from home; and outputs in inputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +7,11 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.config.knobs import build
-from penstock.base.config.train import SuiteConfig
-from penstock.base.errors import UsageError
-from penstock.base.files import absolute
+from penstock.base import SuiteConfig, UsageError, absolute, build
 from penstock.bench.suite import execute as suite
 from penstock.cli import main
-from penstock.data import Box
+from penstock.data import Box, open_sink, open_source, write_data_set
 from penstock.data.packed import format
-from penstock.data.scenes.synthetic import write_data_set
-from penstock.data.stores.open import open_sink, open_source
 from penstock.loading.loader import Loader
 
 from .arrays import counted_up, zarr
@@ -29,7 +22,7 @@ DATA = counted_up(16)
 
 
 @pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def beside(tmp_path, monkeypatch) -> Path:
     """A folder beside that of the data, in which the process is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "here").mkdir()
@@ -100,9 +93,6 @@ def test_generated_samples_are_read_through_dots(beside: Path) -> None:
     assert format.open_dataset(Path("../set"), "--data").num_samples == 4
 
 
-# --- an output in the input ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "inside", ["in.zarr/out.zarr", "in.zarr/0/1", "here/../in.zarr/x", "in.zarr"]
 )
@@ -116,7 +106,7 @@ def test_an_output_inside_the_input_is_refused(beside: Path, inside: str) -> Non
     assert sorted(beside.rglob("*")) == before
 
 
-def test_an_output_beside_the_input_in_one_group_is_fine(tmp_path: Path) -> None:
+def test_an_output_beside_the_input_in_one_group_is_fine(tmp_path) -> None:
     zarr(tmp_path / "group.zarr" / "0", DATA)
     penstock.run_inference(
         tmp_path / "group.zarr" / "0", tmp_path / "group.zarr" / "1", model="identity", patch=8,
@@ -126,9 +116,7 @@ def test_an_output_beside_the_input_in_one_group_is_fine(tmp_path: Path) -> None
                      dtype=DATA.dtype, resume=True).exists  # fmt: skip
 
 
-def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(
-    beside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(beside: Path, capsys) -> None:
     pytest.importorskip("rasterio")
     pytest.importorskip("contourpy")
     data = beside / "data"
@@ -149,9 +137,7 @@ def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(
 @pytest.mark.parametrize(
     ("kind", "within"), paired(("packed", "chips", "array"), ("", "run", "../link/run"))
 )
-def test_a_training_keeps_out_of_its_data(
-    kind: str, within: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_keeps_out_of_its_data(kind: str, within: str, tmp_path, capsys) -> None:
     """What is refused comes before the data are opened, so a file of theirs is enough."""
     data = tmp_path / "data"
     (tmp_path / "link").symlink_to(data)
@@ -173,7 +159,7 @@ def test_a_training_keeps_out_of_its_data(
     assert sorted(data.rglob("*")) == before
 
 
-def test_a_suite_keeps_out_of_its_chips(tmp_path: Path) -> None:
+def test_a_suite_keeps_out_of_its_chips(tmp_path) -> None:
     paths = {"train_chips_path": tmp_path / "train", "val_chips_path": tmp_path / "val"}
     with pytest.raises(UsageError, match=r"val/out lies inside --val-chips .*val; give a folder"):
         suite.check_suite_output(

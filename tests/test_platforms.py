@@ -1,7 +1,5 @@
 """Systems that are not Linux, as far as one that is can show it: what they lack is hidden."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,14 +82,10 @@ def run(system: str, code: str, folder: Path, first: str = "") -> tuple[int, str
 
 
 @pytest.mark.parametrize(
-    ("run", "system"),
-    [
-        (run_forked, "win32"),
-        pytest.param(run, "darwin", marks=pytest.mark.slow),
-    ],
+    ("run", "system"), [(run_forked, "win32"), pytest.param(run, "darwin", marks=pytest.mark.slow)]
 )
 def test_every_verb_is_imported_and_helps_and_what_windows_cannot_is_said_in_a_sentence(
-    run: Callable[[str, str, Path], tuple[int, str, str]], system: str, tmp_path: Path
+    run: Callable[[str, str, Path], tuple[int, str, str]], system: str, tmp_path
 ) -> None:
     code, _, said = run(system, VERBS + (REFUSED if system == "win32" else ""), tmp_path)
     assert code == 0, said
@@ -105,7 +99,7 @@ def test_every_verb_is_imported_and_helps_and_what_windows_cannot_is_said_in_a_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["win32", "darwin"])
-def test_a_job_is_planned_and_run_and_a_net_is_trained(system: str, tmp_path: Path) -> None:
+def test_a_job_is_planned_and_run_and_a_net_is_trained(system: str, tmp_path) -> None:
     np.save(tmp_path / "in.npy", np.arange(24**3, dtype=np.uint16).reshape(24, 24, 24))
     code = """
 from penstock.cli import main

@@ -1,7 +1,5 @@
 """The reference says what the number of each knob counts."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -22,7 +20,6 @@ def reference() -> Any:
     pytest.importorskip("sphinx")
     path = Path(__file__).parent.parent / "docs" / "make_reference.py"
     spec = importlib.util.spec_from_file_location("make_reference", path)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

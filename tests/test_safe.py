@@ -1,7 +1,5 @@
 """What others named is safe where it goes, and no key is written or printed."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io
@@ -16,17 +14,12 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from penstock.base.safe_text import SafeStream, redact, redacted, scrubbed
+from penstock.base import SafeStream, redact, redacted, scrubbed
 from penstock.cli import VERBS, main
-from penstock.instruments.ledger import Ledger, ledger_to_csv
-from penstock.instruments.record import Record, case_key
-from penstock.reports.charts.chart import before_after_figure
-from penstock.reports.charts.paper import save_figures
-from penstock.reports.ledger_report import report_of_records
-from penstock.reports.page import write_report
+from penstock.instruments import Ledger, Record, case_key, ledger_to_csv
+from penstock.reports import before_after_figure, report_of_records, save_figures, write_report
 from penstock.reports.table import Columns, append_rows
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.study_text import runs_to_csv
+from penstock.scaling import TrainingRun, runs_to_csv
 
 from .arrays import counted_up, zarr
 from .parameters import crossed
@@ -46,14 +39,8 @@ def record(**case: Any) -> Record:
     )  # fmt: skip
 
 
-# --- each medium --------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_a_terminal_is_moved_by_nobody(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_terminal_is_moved_by_nobody(tmp_path, capsys, here) -> None:
     (tmp_path / "a\x1b[2Jb\x9b\u202e\udcff.csv").write_text("no benchmark")
     assert main(["plot", "a\x1b[2Jb\x9b\u202e\udcff.csv"]) == 2
     assert main(["score", "xview3", "--inference-file", "\x1b]0;t\x07", "--label-file", "x"]) == 2
@@ -86,7 +73,7 @@ def test_what_rich_draws_stays_drawn() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> None:
+def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path) -> None:
     report = report_of_records([record()], f"{HOSTILE}.ledger")
     page = write_report(report, tmp_path)[0].read_text()
     assert "<script" not in page and "<img" not in page and "](http" not in page
@@ -97,7 +84,7 @@ def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> N
     assert models == ["'=HYPERLINK(1)", "'@x", "-2"]
 
 
-def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path: Path) -> None:
+def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path) -> None:
     run = TrainingRun("=HYPERLINK(1)", "@x", "+cmd", devices=1)
     columns = Columns(names=("model",), place=("model",), apart=())
     append_rows([{"model": "=HYPERLINK(1)"}], tmp_path / "b.csv", columns)
@@ -107,13 +94,10 @@ def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path: Path) -> None:
         assert not [cell for cell in row.values() if cell[:1] in ("=", "@", "+")]
 
 
-def test_a_figure_has_no_control_characters(tmp_path: Path) -> None:
+def test_a_figure_has_no_control_characters(tmp_path) -> None:
     figure = before_after_figure({"a\x1b[2J": np.eye(4), "b\x07": np.eye(4)}, "caption \x9b")
     save_figures({tmp_path / "a.png": figure})  # pytest makes an error of a missing glyph
     assert (tmp_path / "a.png").stat().st_size
-
-
-# --- keys ---------------------------------------------------------------------------------------
 
 
 def test_every_way_in_which_a_key_comes() -> None:
@@ -154,7 +138,7 @@ HARMLESS = {
 }
 
 
-def test_what_is_no_key_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_key_stays(tmp_path, monkeypatch) -> None:
     for name, value in HARMLESS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KEY_FOLDER", str(tmp_path))
@@ -178,9 +162,7 @@ def leaks(folder: Path, printed: str) -> list[str]:
     return places
 
 
-def test_no_verb_writes_or_prints_a_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_verb_writes_or_prints_a_key(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     out = tmp_path / "out"
     zarr(tmp_path / "data" / "in.zarr", counted_up())
@@ -258,11 +240,7 @@ def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
     [*((verb, False) for verb in VERBS), pytest.param("suite", True, marks=pytest.mark.slow)],
 )
 def test_a_key_in_any_argument_of_any_verb_stays_there(
-    verb: str,
-    every_kind: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    verb: str, every_kind: bool, tmp_path, capsys, monkeypatch
 ) -> None:
     """A place to write to that is a URL is refused, where a folder would be made of that name."""
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
@@ -289,15 +267,8 @@ LOGINS = ("hunter2word", "half/hunter2word", "a+b/hunter2word/c")
 
 
 @pytest.mark.parametrize(("spec", "key"), crossed(BUCKETS, LOGINS))
-def test_a_login_before_a_bucket_is_in_no_text(
-    spec: str,
-    key: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_buckets_login_is_in_no_text(spec: str, key: str, capsys, tmp_path, here) -> None:
     """Also not in the texts of TensorStore, which quotes it as a bucket's name."""
-    monkeypatch.chdir(tmp_path)
     words = ["--in-spec", spec.format(key), "--out-spec", "a.zarr", "--model-type", "identity"]
     assert main(["infer", *words]) == 2
     said = capsys.readouterr().err
@@ -318,10 +289,7 @@ def test_an_address_without_a_login_stays_as_it_is() -> None:
         assert redact(text) == text
 
 
-def test_no_output_has_a_key_in_its_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_output_has_a_key_in_its_name(tmp_path, capsys, here) -> None:
     zarr(tmp_path / "in.zarr", counted_up())
     infer = ["infer", "--in-spec", "in.zarr", "--out-spec", "out.zarr", "--model-type", "identity",
              "--patch", "8", "--overlap", "0", "--devices", "cpu"]  # fmt: skip
@@ -342,9 +310,7 @@ def test_no_output_has_a_key_in_its_name(
 
 
 @pytest.mark.slow  # a store that does not answer is asked again
-def test_what_fails_tells_no_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_tells_no_key(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     monkeypatch.chdir(tmp_path)
     for words in (
@@ -357,7 +323,7 @@ def test_what_fails_tells_no_key(
     assert not leaks(tmp_path, "".join(capsys.readouterr()))
 
 
-def test_a_record_holds_no_key(tmp_path: Path) -> None:
+def test_a_record_holds_no_key(tmp_path) -> None:
     from penstock.bench.launch.supervisor import Launch as Asked
     from penstock.bench.launch.supervisor import run_launch as launch
 

@@ -1,7 +1,5 @@
 """The site: it builds without a warning, opens from the disk, searches, and asks no network."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -23,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory) -> Path:
     """The site that `make site` has just built, where SITE names it, or a new one."""
     if built := os.environ.get("SITE"):
         return (ROOT / built).resolve()
@@ -75,16 +73,13 @@ def errors(browser: Browser) -> list[dict[str, Any]]:
     return [each for each in browser.complaints() if each["params"].get("type") != "log"]
 
 
-def test_a_reader_finds_a_flag_by_the_search_and_reads_it_on_a_phone(
-    site: Path, browser: Browser
-) -> None:
+def test_a_reader_finds_a_flag_by_search_and_on_a_phone(site: Path, browser: Browser) -> None:
     browser.open(site / "index.html")
     assert errors(browser) == []
     browser.go(f"{(site / 'search.html').as_uri()}?q=min-blend-weight")
     results = "[...document.querySelectorAll('#search-results li a')].map(a => a.href)"
     browser.until(f"{results}.length")
-    addresses = browser.run(results)
-    assert any("reference/verbs/infer.html" in address for address in addresses)
+    assert any("reference/verbs/infer.html" in address for address in browser.run(results))
     assert all(address.startswith("file:") for address in browser.requests())
     assert errors(browser) == []
     browser.call(
@@ -100,8 +95,7 @@ def test_a_reader_finds_a_flag_by_the_search_and_reads_it_on_a_phone(
 
 def test_every_knob_and_every_public_name_is_in_the_reference(site: Path) -> None:
     for verb in VERBS:
-        page = (site / "reference" / "verbs" / f"{verb}.html").read_text()
-        assert f"penstock {verb}" in page
+        assert f"penstock {verb}" in (site / "reference" / "verbs" / f"{verb}.html").read_text()
     settings = (site / "reference" / "knobs.html").read_text()
     models = [knobs.Knobs]
     for model in models:

@@ -1,17 +1,12 @@
 """Names and tags: text of strangers, checked as it comes in, and kept where a run goes on."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from typing import Any
 
 import pytest
 
-from penstock.base.config.flags import add_flags, from_flags
-from penstock.base.config.knobs import build
-from penstock.base.config.run_labels import Labels, default_name, run_labels
-from penstock.base.errors import UsageError
+from penstock.base import Labels, UsageError, add_flags, build, default_name, from_flags, run_labels
 
 
 def given(*words: str) -> Labels:
@@ -48,9 +43,7 @@ def test_yaml_and_python_give_a_mapping() -> None:
         ({"name": "a" * 10_000_000}, "has 10000000 characters, and 120 are the most"),
     ],
 )
-def test_what_is_no_label_is_refused_in_one_short_sentence(
-    settings: dict[str, Any], said: str
-) -> None:
+def test_what_is_no_label_is_refused_in_a_sentence(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as error:
         build(Labels, settings)
     assert len(str(error.value)) < 200
@@ -67,7 +60,7 @@ def test_a_run_that_goes_on_keeps_its_name_and_takes_further_tags() -> None:
     assert run_labels(more, "default", {"of an older": "version"})["name"] == "default"
 
 
-def test_no_key_of_this_machine_becomes_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_of_this_machine_becomes_a_label(monkeypatch) -> None:
     monkeypatch.setenv("COMET_API_KEY", "planted-4f1c9e77a0b24d6c")
     labels = build(Labels, {"tag": {"a": "planted-4f1c9e77a0b24d6c", "api_token": "b"}})
     assert run_labels(labels, "run")["tags"] == {"a": "***", "api_token": "***"}

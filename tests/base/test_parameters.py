@@ -1,18 +1,13 @@
 """An error says flags on a command line, and parameters to who called a function of Python."""
 
-from __future__ import annotations
-
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import names_parameters
-from penstock.base.errors import StageError, UsageError
+from penstock.base import InferConfig, StageError, UsageError, names_parameters
 from penstock.cli import main
 
 
@@ -70,9 +65,7 @@ def test_a_loader_made_in_python_names_its_parameters(knobs: dict[str, Any], sai
     assert "--" not in str(error.value)
 
 
-def test_inference_and_training_in_python_name_their_parameters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inference_and_training_in_python_name_their_parameters(tmp_path, capsys) -> None:
     volume = np.zeros((8, 8, 8), np.uint8)
     for call in (penstock.run_inference, penstock.plan_inference):
         with pytest.raises(UsageError, match=r"^`overlap` 8 must be less than `patch` 4"):

@@ -1,7 +1,5 @@
 """Threads, channels and budgets: order kept, bytes bounded, the first error first."""
 
-from __future__ import annotations
-
 import random
 import threading
 
@@ -112,9 +110,6 @@ def test_a_gap_in_the_order_is_a_fault_and_not_a_hang() -> None:
     channel.close()
     with pytest.raises(AssertionError, match="item 0 was never put"):
         channel.get()
-
-
-# --- pools ---------------------------------------------------------------------------------------
 
 
 def test_dear_buffers_are_few_and_an_array_too_many_has_memory_of_its_own_size() -> None:

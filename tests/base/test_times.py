@@ -1,7 +1,5 @@
 """Times as people, programs and SLURM write them, in seconds."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 
@@ -55,8 +53,7 @@ UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 0.001}
 def test_numbers_with_units_are_what_timedelta_makes_of_them(
     units: list[str], counts: list[int], space: str, between: str
 ) -> None:
-    ordered = sorted(units, key=lambda unit: -UNITS[unit])
-    parts = dict(zip(ordered, counts, strict=False))
+    parts = dict(zip(sorted(units, key=lambda unit: -UNITS[unit]), counts, strict=False))
     names = {"d": "days", "h": "hours", "min": "minutes", "s": "seconds", "ms": "milliseconds"}
     text = between.join(f"{count}{space}{unit}" for unit, count in parts.items())
     whole = timedelta(**{names[unit]: count for unit, count in parts.items()})

@@ -1,13 +1,10 @@
 """Settings of a record, as words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import as_settings, build
+from penstock.base import InferConfig, as_settings, build
 
 NEEDED: dict[str, Any] = {"in_spec": "in put.zarr", "out_spec": "out.zarr", "model_type": "m.py:f"}
 

@@ -1,7 +1,5 @@
 """A worker of ``bench model`` that makes its answers up. It needs no network and no torch."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Mapping

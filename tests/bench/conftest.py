@@ -1,7 +1,5 @@
 """Fixtures that several files of this folder share."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io
@@ -29,22 +27,20 @@ def _frozen() -> None:
 
 
 @pytest.fixture(scope="session")
-def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
+def nets(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("nets") / "nets.py"
     path.write_text(NETS)
     return str(path)
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     """A packed data set of weather, which nobody writes to."""
     return weather(tmp_path_factory.mktemp("packed") / "data")
 
 
 @pytest.fixture
-def launches_here(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def launches_here(monkeypatch, tmp_path_factory) -> None:
     """Launches do all that they do, but in this process and not in one of their own."""
     folder = tmp_path_factory.mktemp("launches")
 
@@ -66,7 +62,7 @@ def launches_here(
 
 
 @pytest.fixture
-def zoo_here(launches_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def zoo_here(launches_here, monkeypatch) -> None:
     """The same for those of the zoo, where an exception or a result is all that is asked for."""
     monkeypatch.syspath_prepend(str(Path(zoo.__file__).parent))
     monkeypatch.setattr(penstock.bench, "measure", zoo.measuring_loop(), raising=False)

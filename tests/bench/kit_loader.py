@@ -1,7 +1,5 @@
 """Cases of scenario ``loader``, as a launch measures them and as records."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Launches of scenario ``queue``, as records."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penstock.instruments.record import Record

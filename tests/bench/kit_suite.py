@@ -1,17 +1,12 @@
 """Presets, command lines and records of suites."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.base.config.flags import from_flags
-from penstock.base.config.knobs import build
-from penstock.base.config.train import SuiteConfig
-from penstock.bench.suite.execute import suite_cases
-from penstock.bench.suite.preset import named_preset
+from penstock.base import SuiteConfig, build, from_flags
+from penstock.bench import named_preset, suite_cases
 from penstock.cli import dashed
 from penstock.cli import suite as verb
 from penstock.instruments.record import Failure, Record
@@ -96,6 +91,6 @@ def made_up(
     return made_record("train", case, launch, status, **fields)
 
 
-def cases(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
+def cases(tmp_path, **changes: Any) -> list[dict[str, Any]]:
     one = named_preset("quick").model_copy(update=changes)
     return suite_cases(one, build(SuiteConfig, {"output_dir": tmp_path}))

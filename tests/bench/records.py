@@ -1,7 +1,5 @@
 """Records of launches that never were."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

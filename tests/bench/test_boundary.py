@@ -1,7 +1,5 @@
 """The memory boundary: the exact edge of any staircase, in few launches, and always an end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -78,12 +76,9 @@ def test_a_tolerance_ends_the_search_early_and_the_answer_is_that_near() -> None
     (exact,) = find_limits(("8",), fits, 1 << 16)
     assert (exact.batch, exact.failing_batch) == (3000, 3001)
     (near,) = find_limits(("8",), fits, 1 << 16, tolerance=0.01)
-    assert near.batch is not None and near.failing_batch is not None
     assert 0.99 * 3000 <= near.batch <= 3000 < near.failing_batch <= 1.01 * near.batch
     assert near.trials < exact.trials
-    assert near.sentence.endswith(
-        f"; {near.failing_batch} does not, and what lies between was not tried."
-    )
+    assert f"; {near.failing_batch} does not, and what lies between was not" in near.sentence
 
 
 def test_another_failure_ends_its_tile_and_no_other() -> None:
@@ -157,9 +152,7 @@ edges = st.lists(st.integers(0, 300), min_size=1, max_size=6).map(
 
 
 @given(edges, st.integers(1, 300), st.booleans())
-def test_any_staircase_is_found_exactly_and_within_the_bound(
-    edges: dict[str, int], max_batch: int, peaks: bool
-) -> None:
+def test_any_staircase_is_found_exactly(edges: dict[str, int], max_batch: int, peaks: bool) -> None:
     fits = Asked(staircase(edges, peaks=peaks))
     limits = find_limits(list(edges), fits, max_batch)
     for limit in limits:
@@ -183,8 +176,7 @@ def test_straight_memory_costs_two_launches_a_tile(
     base: int, per_pixel: int, budget: int, sides: list[int]
 ) -> None:
     tiles = [str(8 * side) for side in sorted(sides)]
-    fits = straight(base, per_pixel, budget)
-    limits = find_limits(tiles, fits, 1 << 20)
+    limits = find_limits(tiles, straight(base, per_pixel, budget), 1 << 20)
     # Where the edge is a whole number of batches, the rounding of the line may miss it by one.
     assert all(limit.trials <= (5 if i == 0 else 3) for i, limit in enumerate(limits))
 

@@ -1,7 +1,5 @@
 """Launches on the workers of a cluster: what a worker does with one, and whole benchmarks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,18 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.base.config.bench import BenchModelConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base import BenchModelConfig, PenstockError, UsageError, build
 from penstock.bench.launch import on_cluster, supervisor
 from penstock.bench.launch.launcher import Launch
 from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
 from penstock.cli import main
 from penstock.cli.benchmarks import launcher_of
 from penstock.cluster import UnfitWorker
-from penstock.instruments import environment
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record, case_key, parse_record
+from penstock.instruments import Ledger, Record, case_key, environment, parse_record
 
 from ..dask_threads import threads_of_this_process
 from ..preloaded import forked_workers, started
@@ -36,7 +30,7 @@ ZOO = str(Path(__file__).parent / "zoo.py")
 
 
 @pytest.fixture
-def _zoo(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _zoo(monkeypatch, tmp_path_factory) -> None:
     """Launches are those of the zoo, which takes no torch. No other test's lie beside them."""
     locks = str(tmp_path_factory.mktemp("locks"))
     monkeypatch.setattr(on_cluster.tempfile, "gettempdir", lambda: locks)
@@ -53,13 +47,8 @@ def wanted() -> bool:
     return True
 
 
-# --- one launch on a worker -----------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("_zoo")
-def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_runs_where_the_client_began_and_says_where_it_ran(tmp_path, monkeypatch) -> None:
     for name, number in {"OMP": 1, "MKL": 4, "OPENBLAS": 1}.items():  # those of the worker
         monkeypatch.setenv(f"{name}_NUM_THREADS", str(number))
     (tmp_path / "data.txt").write_text("of the client")
@@ -86,7 +75,6 @@ def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
 def test_a_worker_of_another_kind_is_left_out() -> None:
     work = asked("Animal")
     kind = on_cluster.kind_of(environment.collect_environment())
-    assert kind is not None
     same = RemoteLaunch(work.launch, (), work.folder, {}, kind)
     assert parse_record(launch_here(same, "tcp://a", wanted)[0]).ok
     other = RemoteLaunch(work.launch, (), work.folder, {}, {**kind, "affinity": 99})
@@ -104,20 +92,15 @@ def test_a_launch_that_nobody_waits_for_is_killed() -> None:
     ]  # fmt: skip
 
 
-def test_a_folder_that_workers_do_not_share_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_workers_do_not_share_is_said(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(on_cluster, "SEEN_S", 0.0)
     with pytest.raises(PenstockError, match="--output-dir must be a folder that all workers share"):
         on_cluster._move(tmp_path / "elsewhere", tmp_path / "run")
 
 
 @pytest.mark.usefixtures("_zoo", "zoo_here")
-def test_the_client_keeps_what_workers_bring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_client_keeps_what_workers_bring(tmp_path, here) -> None:
     """A record, a folder and a failure, by workers of Dask that live on."""
-    monkeypatch.chdir(tmp_path)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("Animal", {"n": 1}), ("Writes", {"output_dir": str(tmp_path / "run")}), ("Raises", {}),
     ]  # fmt: skip
@@ -149,12 +132,7 @@ def test_the_client_keeps_what_workers_bring(
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "drafts are removed"
 
 
-# --- what it holds --------------------------------------------------------------------------------
-
-
-def test_one_launch_at_a_time_is_made_on_a_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_launch_at_a_time_is_made_on_a_host(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(on_cluster.tempfile, "gettempdir", lambda: str(tmp_path))
     hold = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
@@ -176,31 +154,21 @@ def test_one_launch_at_a_time_is_made_on_a_host(
             pass
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--find-limit", "--cluster", "local"], "--find-limit chooses each trial after the one"),
-        (
-            ["--device", "cuda:1", "--cluster", "local"],
-            "--device cuda:1 does not go with --cluster",
-        ),
+        (["--device", "cuda:1", "--cluster", "local"], "--device cuda:1 does not go with"),
         (["--cluster", "nowhere"], "--cluster nowhere is none of local, local:N"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
-    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_one_sentence(words: list[str], sentence: str, tmp_path, capsys) -> None:
     out = tmp_path / "out.csv"
     assert main(["bench", "model", "--model", "denoise-tiny", "--output", str(out), *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
-
-# --- whole benchmarks -----------------------------------------------------------------------------
 
 NETS = """
 import os, pathlib, signal, time
@@ -238,14 +206,13 @@ def records(out: str) -> list[Record]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def place(tmp_path, here) -> Path:
     Path("nets.py").write_text(NETS)
     return tmp_path
 
 
 @pytest.mark.slow
-def test_a_benchmark_on_workers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_on_workers(place: Path, capsys) -> None:
     """Of which a batch of 1 kills one worker, and a batch of 2 three."""
     Path("kills1").write_text("x")
     Path("kills2").write_text("xxx")

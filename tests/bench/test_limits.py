@@ -1,13 +1,8 @@
 """Limits from scripted launches."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from penstock.bench import boundary
-from penstock.bench.launch.request import Launch
+from penstock.bench import Launch, boundary
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Memory, Record
 
@@ -38,7 +33,7 @@ class Machine:
         return made_record("model", launch.case, 0, self.status, error=error)
 
 
-def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path: Path) -> None:
+def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path) -> None:
     machine, ledger = Machine(), Ledger(tmp_path)
     seen: list[Record] = []
     both = boundary.model_limits(
@@ -53,9 +48,7 @@ def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("budget", "total"), [(10_000, None), (None, 10_000), (None, None)])
-def test_limits_on_a_gpu_are_for_the_allocator(
-    budget: int | None, total: int | None, tmp_path: Path
-) -> None:
+def test_limits_on_a_gpu_are_allocators(budget: int | None, total: int | None, tmp_path) -> None:
     """Or what torch says the card has, whatever the driver shows: it may be a slice of one."""
     machine = Machine("oom_device")
     case = CASE | {"device": "cuda:0"}
@@ -68,9 +61,7 @@ def test_limits_on_a_gpu_are_for_the_allocator(
     assert "allocator" in boundary.budget_note("cuda:0")
 
 
-def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_budget_a_cpu_is_kept_to_what_is_free(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(boundary, "available_memory", lambda: 5000)
     machine = Machine()
     (limit,) = boundary.model_limits(
@@ -81,7 +72,7 @@ def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
 
 
 @pytest.mark.slow
-def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
+def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path) -> None:
     """One layer of 3x3, 16 channels: its output alone is 64 bytes for each pixel."""
     net = tmp_path / "net.py"
     net.write_text(

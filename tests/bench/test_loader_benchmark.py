@@ -1,21 +1,15 @@
 """``penstock bench loader``: its cases, what it refuses, and the command from end to end."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.base.config.bench import BenchLoaderConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import UsageError
-from penstock.bench.cases.loader_cases import ladder_cases, loader_cases
-from penstock.bench.launch.supervisor import Launch
+from penstock.base import BenchLoaderConfig, UsageError, build
+from penstock.bench import Launch, ladder_cases, loader_cases
 from penstock.cli import main
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record
+from penstock.instruments import Ledger, Record
 
 from ..rows import rows_of
 from .kit_loader import own_array, record
@@ -63,14 +57,8 @@ def test_what_makes_no_sense_is_refused(knobs: dict[str, Any], data: str, said: 
     ],
 )
 def test_bad_input_is_one_sentence_and_creates_nothing(
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    said: str,
+    data: Path, tmp_path, here, capsys, words: str, said: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(data)
     (tmp_path / "empty").mkdir()
     assert main(["bench", *words.split()]) == 2
@@ -84,7 +72,7 @@ def test_bad_input_is_one_sentence_and_creates_nothing(
     [("ok", 0), ("unsupported", 0), ("crash", 1), ("timeout", 1), ("oom_host", 1)],
 )
 def test_the_exit_code_is_that_of_the_launches(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int
+    data: Path, tmp_path, monkeypatch, status: str, code: int
 ) -> None:
     monkeypatch.setattr("penstock.cli.bench.checked_loader_cases", lambda cases, *_: cases)
     monkeypatch.setattr(
@@ -97,8 +85,8 @@ def test_the_exit_code_is_that_of_the_launches(
 @pytest.mark.parametrize("verb", ["loader", "queue"])
 @pytest.mark.parametrize(("status", "code"), [("unsupported", 2), ("crash", 1), ("timeout", 1)])
 def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], verb: str, status: str, code: int,
+    data: Path, tmp_path, monkeypatch,
+    capsys, verb: str, status: str, code: int,
 ) -> None:  # fmt: skip
     asked: list[str] = []
 
@@ -110,18 +98,14 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
         "penstock.bench.launch.sweep"
     )  # or it would keep the scripted one for good
     monkeypatch.setattr("penstock.bench.launch.supervisor.run_launch", launch)
-    output = tmp_path / "out.csv"
-    assert main(["bench", verb, str(data), "--output", str(output)]) == code
+    assert main(["bench", verb, str(data), "--output", str(tmp_path / "out.csv")]) == code
     assert capsys.readouterr().err.strip().endswith("pip install 'penstock-dl[loaders]'")
     assert asked == ["check"] and not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_from_data_to_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_from_data_to_a_page(tmp_path, here, capsys) -> None:
     assert main(["generate", "ufs-p1", "data", "--samples", "16", "--grid", "8", "16"]) == 0
     words = "--threads 2 --batch-sizes 2 --loaders penstock zarr --batches 24 --warmup 1"
     command = ["bench", "loader", "data", *words.split(), "--effort", "quick", "--output", "l.csv"]
@@ -152,9 +136,7 @@ def test_from_data_to_a_page(
 
 @pytest.mark.parametrize(("kind", "verb"), [("ome", "bench"), ("n5", "tune")])
 @pytest.mark.usefixtures("launches_here")
-def test_patches_of_a_volume_are_samples(
-    kind: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_patches_of_a_volume_are_samples(kind: str, verb: str, tmp_path, capsys) -> None:
     """An image with t = 1 has one sample along axis 0, and so no batch, unless it is cut."""
     path = tmp_path / "own"
     own_array(path, kind, (1, 8, 9, 16))

@@ -1,7 +1,5 @@
 """Scenarios ``loader`` and ``ladder`` on real data."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -86,9 +84,7 @@ def _short(batch: dict[str, Any], number: int) -> dict[str, Any]:
         (_short, r"a batch has \[1\] rows, not 2"),
     ],
 )
-def test_what_a_loader_got_wrong_is_a_wrong_result(
-    data: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, said: str
-) -> None:
+def test_what_a_loader_got_wrong_is_told(data: Path, monkeypatch, damage: Any, said: str) -> None:
     make = by_name.make_contender
     monkeypatch.setattr(
         measured_by, "make_contender", lambda *args, **how: _Damaging(make(*args, **how), damage)
@@ -115,7 +111,7 @@ def test_a_cold_cache_is_verified(data: Path, on_disk: Path) -> None:
     assert resident is None or resident < 0.05
 
 
-def test_a_case_is_tied_to_what_is_in_the_data(data: Path, tmp_path: Path) -> None:
+def test_a_case_is_tied_to_what_is_in_the_data(data: Path, tmp_path) -> None:
     checked, facts = check(case(data))
     assert checked["dataset"] == facts["dataset"] and len(checked["dataset"]) == 16
     assert facts["decoded_per_used"] == (26 + 13) / (15 + 13), "chunks of 13 channels"
@@ -138,7 +134,7 @@ def test_every_rung_delivers_the_same_bytes(data: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def planes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def planes(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("planes") / "v.zarr"
     own_array(path, "zarr", (16, 32, 32), chunks=[4, 32, 32])
     return path
@@ -173,7 +169,7 @@ def test_a_cold_cache_with_too_few_batches_to_warm_up_is_refused(data: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: Path) -> None:
+def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path) -> None:
     pytest.importorskip("zarr")
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
@@ -184,7 +180,7 @@ def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: 
         measured(scenario)
 
 
-def test_any_array_is_measured_and_checked(tmp_path: Path) -> None:
+def test_any_array_is_measured_and_checked(tmp_path) -> None:
     """Not only packed sets: what it lacks, checksums and sizes, is read from the array."""
     path = tmp_path / "own"
     values = own_array(path, "ome", (16, 6, 8))

@@ -1,13 +1,10 @@
 """The measuring loop, under a clock that the tests turn."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.bench import Rules, measure_scenario
 from penstock.bench import measure as under_test
-from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import Phase, WrongResult
 
 from ..device_queue import DeviceQueue
@@ -163,7 +160,7 @@ def test_a_window_on_a_device_is_synchronised_once_and_read_after() -> None:
     assert made[1] == made[2], "events are made once"
 
 
-def test_device_memory_and_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_and_clocks(monkeypatch) -> None:
     """The driver is asked between windows, and its peak is above what it held before the launch."""
     import torch
 
@@ -198,7 +195,7 @@ def test_device_memory_and_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count")
-def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not(tmp_path: Path) -> None:
+def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not(tmp_path) -> None:
     """In a process of its own: 512 MiB that nobody touched count, and go on counting when gone."""
     code = (
         "import mmap, json\n"
@@ -207,8 +204,7 @@ def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not(tmp_p
         "mmap.mmap(-1, 2**29, flags=mmap.MAP_PRIVATE).close()\n"
         "print(json.dumps([before, host_memory()]))"
     )
-    process = started(tmp_path, code=code)
-    process.join()
+    started(tmp_path, code=code).join()
     before, after = json.loads((tmp_path / "said").read_text())
     assert after["host_counted"] - before["host_counted"] > 0.9 * 2**29
     assert after["host_peak_kernel"] - before["host_peak_kernel"] < 2**27

@@ -1,7 +1,5 @@
 """``penstock bench model``: its cases, and the command with a worker that makes its answers up."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.bench import BenchModelConfig
-from penstock.base.config.knobs import build
-from penstock.bench.cases.model import case_namer, model_cases
+from penstock.base import BenchModelConfig, build
+from penstock.bench import Launch, case_namer, model_cases
 from penstock.bench.launch import supervisor
-from penstock.bench.launch.supervisor import Ending, Launch
+from penstock.bench.launch.supervisor import Ending
 from penstock.cli import main
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record
+from penstock.instruments import Ledger, Record
 
 from ..rows import rows_of
 from . import answers
@@ -29,7 +25,7 @@ def bench(*words: str) -> int:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake(tmp_path, monkeypatch) -> Path:
     """A folder to work in, whose launches `answers` answers here. It holds a file of a user."""
 
     def run(command: Sequence[str], launch: Launch, *_: object) -> Ending:
@@ -67,17 +63,14 @@ def test_axes_are_multiplied_and_named_where_they_differ() -> None:
     ]
 
 
-def test_a_sweep_writes_its_rows_and_says_what_they_say(
-    fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_writes_its_rows_and_says_what_they_say(fake: Path, capsys) -> None:
     assert bench("--tile_sizes", "16", "32", "--batch-sizes", "1", "64") == 0
     written = rows_of(fake / "out/bench.csv")
     assert {(row["tile_size"], row["batch_size"], row["status"]) for row in written} == {
         ("16", "1", "ok"), ("16", "64", "oom_host"), ("32", "1", "ok"), ("32", "64", "oom_host")
     }  # fmt: skip
     assert {row["device"] for row in written} == {"cpu"}, "auto was resolved"
-    records = Ledger(fake / "out/bench.ledger").records()
-    assert len(records) == 4
+    assert len(Ledger(fake / "out/bench.ledger").records()) == 4
     assert (fake / "out/bench.inference.yaml").exists()
     out, err = capsys.readouterr()
     assert "oom_host (no room)" in err
@@ -114,9 +107,7 @@ def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> Non
         ("--recommend worker.py/a.yaml", "--recommend worker.py/a.yaml cannot be written"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence_and_nothing_is_created(
-    fake: Path, capsys: pytest.CaptureFixture[str], words: str, sentence: str
-) -> None:
+def test_what_makes_no_sense_creates_nothing(fake: Path, capsys, words: str, sentence: str) -> None:
     before = sorted(fake.rglob("*"))
     assert bench(*words.split()) == 2
     out, err = capsys.readouterr()
@@ -125,9 +116,7 @@ def test_what_makes_no_sense_is_one_sentence_and_nothing_is_created(
     assert sorted(fake.rglob("*")) == before
 
 
-def test_an_interrupted_sweep_goes_on_with_resume(
-    fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_sweep_goes_on_with_resume(fake: Path, monkeypatch, capsys) -> None:
     words = ("--tile-sizes", "16", "--batch-sizes", "1", "2", "3")
     append, kept = Ledger.append, []
 
@@ -149,7 +138,7 @@ def test_an_interrupted_sweep_goes_on_with_resume(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limit_of_each_tile(fake: Path, capsys) -> None:
     assert bench("--find-limit", "--budget", "20000", "--tile-sizes", "16", "32") == 0
     out, _ = capsys.readouterr()
     assert "Tile 16: a batch of 18 fits" in out  # 1000 + 4 * 18 * 256 = 19432
@@ -164,9 +153,7 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("words", [(), ("--find-limit",)])
-def test_a_budget_that_holds_no_launch_is_refused(
-    fake: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
+def test_a_budget_for_no_launch_is_refused(fake: Path, capsys, words: tuple[str, ...]) -> None:
     assert bench("--budget", "1KiB", *words) == 2
     reason = "holds no launch: Python, torch and the weights take 1.99 KiB before the first sample"
     assert f"--budget 1.00 KiB {reason}" in capsys.readouterr().err
@@ -174,9 +161,7 @@ def test_a_budget_that_holds_no_launch_is_refused(
     assert bench("--budget", "0", *words) == 2
 
 
-def test_resume_refuses_what_another_machine_measured(
-    fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_refuses_what_another_machine_measured(fake: Path, capsys) -> None:
     words = ("--tile-sizes", "16", "--batch-sizes", "1")
     assert bench(*words) == 0
     path = fake / "out/bench.ledger/records.jsonl"
@@ -189,8 +174,7 @@ def test_resume_refuses_what_another_machine_measured(
 
 
 @pytest.mark.slow
-def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_from_a_file_to_a_row(nets: str, tmp_path, here) -> None:
     words = f"--model {nets}:convs --tile_sizes 16 --batch_sizes 1 --mode train --device cpu"
     assert bench(*words.split(), "--launch-seconds", "0.2") == 0
     (row,) = rows_of(tmp_path / "out/bench.csv")

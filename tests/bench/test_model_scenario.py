@@ -1,7 +1,5 @@
 """Scenario ``model`` on small networks in files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib import import_module
@@ -148,8 +146,7 @@ def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None
 @pytest.mark.slow
 def test_a_network_that_knows_how_to_recompute_does_it_itself(nets: str) -> None:
     """All at once, where else each of its parts would be alone."""
-    scenario = made(nets, "Recomputing", mode="train", checkpointing=True)
-    assert scenario._model.module.forgets
+    assert made(nets, "Recomputing", mode="train", checkpointing=True)._model.module.forgets
 
 
 @pytest.fixture
@@ -197,11 +194,7 @@ def test_a_checked_case_has_its_device_and_channels_and_was_not_run(nets: str) -
     ("net", "knobs", "sentence"),
     [
         ("nothing", {}, "--model .*nothing could not be made"),
-        (
-            "Patches",
-            {"tile": "18"},
-            "--tile-sizes 18: .* side of 18 is not a multiple of the patch",
-        ),
+        ("Patches", {"tile": "18"}, "--tile-sizes 18: .* side of 18 is no.* multiple of the patch"),
         ("Valued", {"tile": "64"}, "--tile-sizes 64: .* too wide for me$"),
         ("convs", {"tile": "4x16x16"}, "4x16x16 has 3 axes; model .* takes 2"),
         ("convs", {"channels": 4}, r"does not take a batch of shape \(1, 4, 16, 16\)"),
@@ -232,7 +225,7 @@ def test_what_cannot_be_measured_is_said_before(
     ],
 )
 def test_a_device_that_is_full_or_busy_is_no_matter_of_the_dtype(
-    nets: str, monkeypatch: pytest.MonkeyPatch, words: str, status: str
+    nets: str, monkeypatch, words: str, status: str
 ) -> None:
     def fail(*shape: int, **options: Any) -> torch.Tensor:
         raise (torch.OutOfMemoryError if words.startswith("CUDA out") else RuntimeError)(words)
@@ -243,16 +236,14 @@ def test_a_device_that_is_full_or_busy_is_no_matter_of_the_dtype(
     assert status_of(raised.value, limited=False) == status
 
 
-def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cuda(monkeypatch) -> None:
     """A card of 10 GiB, as far as it is only asked."""
     card = SimpleNamespace(total_memory=10 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(under_test, "find_devices", lambda names: [torch.device("cuda", 0)])
 
 
-def test_the_memory_of_a_card_is_what_torch_says(
-    nets: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_a_card_is_what_torch_says(nets: str, monkeypatch) -> None:
     assert under_test.check({**CASE, "model": f"{nets}:convs"})[1]["device_memory"] is None
     on_cuda(monkeypatch)
     ones = torch.ones
@@ -261,9 +252,7 @@ def test_the_memory_of_a_card_is_what_torch_says(
     assert (case["device"], facts["device_memory"]) == ("cuda:0", 10 * 2**30)
 
 
-def test_the_driver_is_asked_before_the_launch_holds_any_of_the_card(
-    nets: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_driver_is_asked_before_the_launch_holds_memory(nets: str, monkeypatch) -> None:
     order = []
 
     class Driver:

@@ -1,7 +1,5 @@
 """Scenario ``queue`` against scripted loaders and clocks, and the verb."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
@@ -14,19 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.base.config.bench import BenchQueueConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import StageError, UsageError
-from penstock.bench.cases.loader_cases import queue_cases
-from penstock.bench.cases.model import case_namer
-from penstock.bench.launch.request import series_rules
-from penstock.bench.measure import Rules, measure_scenario
+from penstock.base import BenchQueueConfig, StageError, UsageError, build
+from penstock.bench import Rules, case_namer, measure_scenario, queue_cases, series_rules
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
 from penstock.cli import main
 from penstock.cli.bench import queue_outcome as outcome
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Failure, Record
+from penstock.instruments import Failure, Ledger, Record
 from penstock.loading.order import Endless, Order
 from penstock.reports.queue.simulation import QueueModel, simulate
 
@@ -37,7 +29,7 @@ from .records import made_record
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     return weather(tmp_path_factory.mktemp("packed") / "data", samples=7)
 
 
@@ -75,11 +67,8 @@ class World:
         self.said.append("close")
 
 
-def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    feed = QueueModel(1, 4, read_s=2.0, compute_s=1.0)
-    world = World(feed, 12)
+def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue(monkeypatch) -> None:
+    world = World(QueueModel(1, 4, read_s=2.0, compute_s=1.0), 12)
     monkeypatch.setattr(time, "sleep", world.sleep)
     scenario = QueueScenario(CASE, world)
     result = measure_scenario(scenario, Rules(**series_rules(12)), lambda stage: None, world.clock)
@@ -128,7 +117,7 @@ def test_the_queue_of_the_loader_fills_and_is_counted(data: Path) -> None:
     way.close()
 
 
-def test_a_reader_that_fails_ends_the_prefill_and_is_told(data: Path, tmp_path: Path) -> None:
+def test_a_reader_that_fails_ends_the_prefill_and_is_told(data: Path, tmp_path) -> None:
     import shutil
 
     torn = shutil.copytree(data, tmp_path / "torn")
@@ -156,7 +145,7 @@ def config(**knobs: Any) -> BenchQueueConfig:
     return build(BenchQueueConfig, knobs)
 
 
-def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
+def test_for_each_number_of_workers_one_case_only_reads(tmp_path) -> None:
     cases = queue_cases(str(tmp_path), config(workers=(0, 2), queue_sizes=(1, 8, 1)))
     assert list(map(case_namer(cases, "workers", "queue"), cases)) == [
         "workers 0, queue 0, compute none, compute_time 0.0",
@@ -177,9 +166,7 @@ def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
         ({"queue_sizes": (0,)}, "--queue-sizes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    tmp_path: Path, knobs: dict[str, Any], message: str
-) -> None:
+def test_what_makes_no_sense_is_refused(tmp_path, knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         queue_cases(str(tmp_path), config(**knobs))
 
@@ -204,13 +191,7 @@ def failed(status: Any, message: str) -> Any:
     ],
 )
 def test_the_exit_code_of_launches_that_failed(
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    status: str,
-    message: str,
-    code: int,
+    data: Path, tmp_path, monkeypatch, capsys, status: str, message: str, code: int
 ) -> None:
     fine = SimpleNamespace(error=None)
     monkeypatch.setattr("penstock.cli.bench.ask_worker", lambda scenario, case, *_: fine)
@@ -223,9 +204,7 @@ def test_the_exit_code_of_launches_that_failed(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_small_benchmark_from_end_to_end(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_benchmark_from_end_to_end(data: Path, tmp_path, capsys) -> None:
     out = tmp_path / "queue.csv"
     flags = "--workers 1 --queue_sizes 2 --batch_size 2 --iterations 8 --compute_time 0.01"
     assert main(["bench", "queue", str(data), *flags.split(), "--output", str(out)]) == 0

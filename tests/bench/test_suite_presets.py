@@ -1,7 +1,5 @@
 """Presets of the suite, and the seed's command lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.data import PreprocessConfig
-from penstock.base.config.flags import from_flags
-from penstock.base.config.knobs import build
-from penstock.base.config.train import SuiteConfig
-from penstock.base.errors import Refused, UsageError
+from penstock.base import PreprocessConfig, Refused, SuiteConfig, UsageError, build, from_flags
 from penstock.bench.scenarios import train_scenario as scenario
 from penstock.bench.suite.execute import launch_folder, suite_cases
 from penstock.bench.suite.preset import PRESETS, SuitePreset, fit_preset, named_preset, read_preset
@@ -47,7 +41,7 @@ def test_presets_are_those_of_the_seed(
     assert preset.channels == "vh,vv,bathymetry"
 
 
-def test_every_preset_has_cases_that_a_training_takes(tmp_path: Path) -> None:
+def test_every_preset_has_cases_that_a_training_takes(tmp_path) -> None:
     config = build(SuiteConfig, {"output_dir": tmp_path, "train_chips_path": tmp_path})
     for name in PRESETS:
         one = named_preset(name)
@@ -60,7 +54,7 @@ def test_every_preset_has_cases_that_a_training_takes(tmp_path: Path) -> None:
             assert (case["workload"], case["world_size"]) == ("detector", one.world_size)
 
 
-def test_a_file_of_the_seed_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_file_of_the_seed_is_taken_as_it_is(tmp_path) -> None:
     path = tmp_path / "custom.json"
     path.write_text(CUSTOM)
     custom = read_preset(path)
@@ -68,10 +62,7 @@ def test_a_file_of_the_seed_is_taken_as_it_is(tmp_path: Path) -> None:
     assert fit_preset(custom, [], anyway=False)[1] == "", "it names no device"
 
 
-def test_a_path_of_the_seed_is_its_preset_where_no_file_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_path_of_the_seed_is_its_preset_where_no_file_is(here) -> None:
     path = Path("configs/dgx_a100.json")
     assert read_preset(path) == named_preset("dgx-a100")
     for absent in (Path("configs/mine.json"), Path("elsewhere/dgx_a100.json")):
@@ -83,7 +74,7 @@ def test_a_path_of_the_seed_is_its_preset_where_no_file_is(
     assert read_preset(path).name == "mine"
 
 
-def test_what_the_training_may_be_told_besides(tmp_path: Path) -> None:
+def test_what_the_training_may_be_told_besides(tmp_path) -> None:
     path = tmp_path / "custom.json"
     further = {"amp": True, "backbone": "mobilenet", "max_steps": 3}
     path.write_text(json.dumps({**json.loads(CUSTOM), "train": further}))
@@ -102,9 +93,7 @@ def test_what_the_training_may_be_told_besides(tmp_path: Path) -> None:
         ({"train": {"backbon": "x"}}, "train: there is no setting 'backbon' .perhaps 'backbone'"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(
-    tmp_path: Path, change: Mapping[str, Any], words: str
-) -> None:
+def test_a_wrong_file_is_one_sentence(tmp_path, change: Mapping[str, Any], words: str) -> None:
     path = tmp_path / "custom.json"
     path.write_text(json.dumps({**json.loads(CUSTOM), **change}))
     with pytest.raises(UsageError, match=words) as caught:
@@ -112,7 +101,7 @@ def test_a_wrong_file_is_one_sentence(
     assert str(path) in str(caught.value)
 
 
-def test_files_that_are_no_presets(tmp_path: Path) -> None:
+def test_files_that_are_no_presets(tmp_path) -> None:
     path = tmp_path / "custom.json"
     with pytest.raises(UsageError, match="No such file"):
         read_preset(path)
@@ -168,7 +157,7 @@ def test_ranks_on_the_cpu_need_no_gpu() -> None:
         ),
     ],
 )
-def test_the_benchmarks_of_the_seed(tmp_path: Path, line: str, name: str, out: str) -> None:
+def test_the_benchmarks_of_the_seed(tmp_path, line: str, name: str, out: str) -> None:
     custom = tmp_path / "custom.json"
     custom.write_text(CUSTOM)
     args = parsed(line.replace("CUSTOM", str(custom)))
@@ -193,7 +182,7 @@ def test_the_script_of_the_seed() -> None:
     assert [p.name for p in verb._presets(args)] == ["laptop-rtx3080ti", "gb200", "dgx-a100"]
 
 
-def test_preprocess_and_train_of_the_seed(tmp_path: Path) -> None:
+def test_preprocess_and_train_of_the_seed(tmp_path) -> None:
     args = parsed(
         """preprocess --data-root /path/to/xview3/data --train-labels /path/to/train.csv
         --val-labels /path/to/validation.csv --output-dir ./preprocessed_data"""
@@ -235,9 +224,7 @@ def test_of_the_defaults_those_run_that_fit() -> None:
         verb._fitted(every, [], anyway=False)
 
 
-def test_the_script_at_the_root_finds_the_penstock_of_the_clone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_at_the_root_finds_the_penstock_of_the_clone(tmp_path, capsys) -> None:
     """With no setting of the user's: where there is a `.venv`, its Python is taken. Here that one
     only says what it is asked to do."""
     shutil.copy(ROOT / "run_benchmark.sh", tmp_path)

@@ -1,7 +1,5 @@
 """A suite: what it refuses, its launches, and trainings from end to end."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
@@ -21,13 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import UsageError
-from penstock.base.run_names import SUITE_LEDGER
-from penstock.bench.launch.request import Launch, series_rules
-from penstock.bench.launch.supervisor import run_launch
-from penstock.bench.measure import Rules, measure_scenario
+from penstock.base import SUITE_LEDGER, TrainConfig, UsageError, build
+from penstock.bench import Launch, Rules, measure_scenario, named_preset, run_launch, series_rules
 from penstock.bench.scenarios import train_scenario as scenario
 from penstock.bench.suite.execute import (
     check_resumed_suite,
@@ -36,13 +29,11 @@ from penstock.bench.suite.execute import (
     suite_cases,
     with_roots,
 )
-from penstock.bench.suite.preset import named_preset
 from penstock.cli import main
 from penstock.cli import suite as verb
 from penstock.cli.train import config_of
 from penstock.cluster.place import NOT_A_RANK
-from penstock.data.scenes.chips import Chips
-from penstock.data.scenes.scene import SPLITS
+from penstock.data import SPLITS, Chips
 from penstock.instruments.ledger import Ledger
 
 from ..preloaded import forked_workers
@@ -54,7 +45,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     """Two scenes of the real layout, and their chips."""
     folder = tmp_path_factory.mktemp("xview3")
     scenes = ["generate", "xview3", str(folder / "scenes"), "--scenes", "2", "--size", "256", "256"]
@@ -70,9 +61,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("train", "val"), list(zip(SPLITS["train"], SPLITS["validation"], strict=True))
 )
-def test_splits_are_called_as_in_preprocess(
-    data: Path, tmp_path: Path, train: str, val: str
-) -> None:
+def test_splits_are_called_as_in_preprocess(data: Path, tmp_path, train: str, val: str) -> None:
     for name in (train, val):
         (tmp_path / name).mkdir()
     config = with_roots(config_for(data, tmp_path, data_root=tmp_path), [named_preset("quick")])
@@ -99,21 +88,19 @@ def test_splits_are_called_as_in_preprocess(
     ],
 )
 def test_what_is_not_there_is_named(
-    data: Path, tmp_path: Path, change: Mapping[str, Any], words: str
+    data: Path, tmp_path, change: Mapping[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         with_roots(config_for(data, tmp_path, **change), [named_preset("quick")])
 
 
-def test_chips_of_other_channels_are_refused(data: Path, tmp_path: Path) -> None:
+def test_chips_of_other_channels_are_refused(data: Path, tmp_path) -> None:
     dual = named_preset("quick").model_copy(update={"channels": "vv,vh"})
     with pytest.raises(UsageError, match=r"is for channels vv,vh and --train-chips .* has vh,vv,b"):
         with_roots(config_for(data, tmp_path), [dual])
 
 
-def test_no_chip_with_a_valid_pixel_is_refused(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_chip_with_a_valid_pixel_is_refused(data: Path, tmp_path, monkeypatch) -> None:
     """A detector has a sample for each chip, and loads torchvision, which takes a second."""
     shutil.copytree(data / "chips" / "train", tmp_path / "empty")
     manifest = next((tmp_path / "empty").glob("*/manifest.json"))
@@ -133,7 +120,7 @@ def test_no_chip_with_a_valid_pixel_is_refused(
         scenario.check({**case, "output_dir": str(tmp_path)})
 
 
-def test_a_folder_that_holds_a_suite_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_a_suite_is_refused(data: Path, tmp_path) -> None:
     config = config_for(data, tmp_path)
     check_suite_output(config)
     check_suite_output(config.model_copy(update={"resume": True}))
@@ -166,9 +153,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
-    data: Path, tmp_path: Path
-) -> None:
+def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(data: Path, tmp_path) -> None:
     out = tmp_path / "out"
     quick = json.loads(json.dumps(named_preset("quick").model_dump(mode="json")))
     path = tmp_path / "long.json"
@@ -203,9 +188,7 @@ def spiral(out: Path, **knobs: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_launch_has_one_training_and_counts_its_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_has_one_training_and_counts_its_samples(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace())  # as if it were loaded
     operators = importlib.import_module("penstock.models.torchvision_ops")
     monkeypatch.setattr(operators, "compiled_operators", lambda: False)
@@ -226,7 +209,7 @@ def test_a_launch_has_one_training_and_counts_its_samples(
 
 
 @pytest.mark.long
-def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
+def test_ranks_are_torchruns_and_one_launch(tmp_path) -> None:
     case = spiral(tmp_path / "out", distributed=True, batch_size=4) | {"world_size": 2}
     record = run_launch(Launch("train", case, 300.0, rules=series_rules(1)))
     assert record.error is None
@@ -245,7 +228,7 @@ def test_a_rank_that_fails_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_no_rank_outlives_its_launch(tmp_path: Path) -> None:
+def test_no_rank_outlives_its_launch(tmp_path) -> None:
     """Ranks have sessions of their own, out of reach of what kills a launch's process group. An
     epoch is so long that none of them would end by itself, or by writing to a pipe that is gone."""
     long = {"num_samples": 2_000_000, "batch_size": 1}
@@ -303,7 +286,7 @@ def check_run(run: Mapping[str, Any], out: Path, kept: bool = False) -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_a_suite_on_workers(data: Path, tmp_path: Path) -> None:
+def test_a_suite_on_workers(data: Path, tmp_path) -> None:
     pytest.importorskip("distributed")
     out = tmp_path / "out"
     config = str(small(tmp_path / "small.json", batch_sizes=[1], save_checkpoints=True))
@@ -321,7 +304,7 @@ def test_a_suite_on_workers(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_suite_end_to_end(data: Path, tmp_path, capsys) -> None:
     out = tmp_path / "out"
     config = str(small(tmp_path / "small.json"))
     words = ["suite", "benchmark", "--config", config, *flags(data, out)]
@@ -333,8 +316,7 @@ def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ]  # fmt: skip
     for run in document["runs"]:
         check_run(run, out)
-    system = json.loads((out / "system_info.json").read_text())
-    assert system["machine"]["cores"] > 0
+    assert json.loads((out / "system_info.json").read_text())["machine"]["cores"] > 0
     assert "| batch | workers |" in (out / "benchmark_report.md").read_text()
     assert (out / "benchmark_report.png").is_file()
 
@@ -352,9 +334,7 @@ def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(again)["id"] != json.loads(lost)["id"]
 
 
-def test_a_preset_of_several_ranks_takes_no_workers(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preset_of_several_ranks_takes_no_workers(data: Path, tmp_path, capsys) -> None:
     words = ["suite", "dgx-a100", *flags(data, tmp_path / "out"), "--cluster", "local"]
     assert main(words) == 2
     error = capsys.readouterr().err
@@ -364,9 +344,7 @@ def test_a_preset_of_several_ranks_takes_no_workers(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_preset_for_another_machine_runs_anyway_and_what_fails_is_a_row(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_foreign_preset_runs_anyway_and_what_fails_is_a_row(data: Path, tmp_path, capsys) -> None:
     import torch
 
     out = tmp_path / "out"
@@ -394,7 +372,7 @@ def test_a_preset_for_another_machine_runs_anyway_and_what_fails_is_a_row(
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
 def test_labels_that_the_chips_were_not_cut_with_are_refused_before_anything_runs(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path, capsys
 ) -> None:
     labels = tmp_path / "fewer.csv"
     lines = (data / "scenes/labels/train.csv").read_text().splitlines(keepends=True)
@@ -402,7 +380,4 @@ def test_labels_that_the_chips_were_not_cut_with_are_refused_before_anything_run
     words = ["suite", "quick", *flags(data, tmp_path / "out"), "--train-labels", str(labels)]
     assert main(words) == 2
     assert "run penstock preprocess again" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert main(["suite", "dgx-a100", *flags(data, tmp_path / "out")]) == 2
-    assert "preset dgx-a100 is for 8 GPUs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,7 +1,5 @@
 """Order, failures, resuming and interrupting of a sweep, with launches that are made up."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -14,8 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.bench.launch.request import Launch
 from penstock.bench.launch.sweep import SweepStep, launch_order, run_sweep
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Failure, Record
+from penstock.instruments import Failure, Ledger, Record
 
 from .records import made_record
 
@@ -71,14 +68,12 @@ def test_a_pair_is_mirrored(launches: int, seed: int) -> None:
 
 
 def test_rounds_differ_and_the_seed_decides() -> None:
-    rounds = [
-        tuple(case for case, n in launch_order(6, 10, 0) if n == number) for number in range(10)
-    ]
+    rounds = [tuple(case for case, n in launch_order(6, 10, 0) if n == i) for i in range(10)]
     assert len(set(rounds)) > 5
     assert launch_order(6, 10, 0) != launch_order(6, 10, 1)
 
 
-def test_a_sweep_is_in_its_ledger_in_the_order_that_it_ran(tmp_path: Path) -> None:
+def test_a_sweep_is_in_its_ledger_in_the_order_that_it_ran(tmp_path) -> None:
     run = Runs()
     records = go(tmp_path, run, memory_limit=2**30)
     assert [(index, number) for index, number, _ in run.seen] == launch_order(6, 5, 3)
@@ -100,9 +95,7 @@ def test_a_sweep_is_in_its_ledger_in_the_order_that_it_ran(tmp_path: Path) -> No
         ("timeout", 5),
     ],
 )
-def test_a_failure_is_a_row_and_the_sweep_goes_on(
-    tmp_path: Path, status: str, launches: int
-) -> None:
+def test_a_failure_is_a_row_and_the_sweep_goes_on(tmp_path, status: str, launches: int) -> None:
     steps: list[SweepStep] = []
     records = go(tmp_path, Runs({4: status}), progress=steps.append)
     assert Counter((r.case["batch"], r.status) for r in records) == {
@@ -117,7 +110,7 @@ def test_a_failure_is_a_row_and_the_sweep_goes_on(
 
 
 @pytest.mark.parametrize("interrupt_at", [0, 1, 13])
-def test_an_interrupted_sweep_resumes_where_it_was(tmp_path: Path, interrupt_at: int) -> None:
+def test_an_interrupted_sweep_resumes_where_it_was(tmp_path, interrupt_at: int) -> None:
     ends = {4: "oom_host", 2: "crash"}
     whole = go(tmp_path / "whole", Runs(ends))
     first, second = Runs(ends, interrupt_at), Runs(ends)
@@ -130,14 +123,13 @@ def test_an_interrupted_sweep_resumes_where_it_was(tmp_path: Path, interrupt_at:
     assert go(tmp_path / "parts", Runs(interrupt_at=0), resume=True) == whole, "nothing is left"
 
 
-def test_without_resume_all_is_measured_again(tmp_path: Path) -> None:
+def test_without_resume_all_is_measured_again(tmp_path) -> None:
     go(tmp_path, Runs(), launches=1)
-    again = go(tmp_path, Runs(), launches=1)
-    assert len(again) == 6
+    assert len(go(tmp_path, Runs(), launches=1)) == 6
     assert len(Ledger(tmp_path).records()) == 12
 
 
-def test_records_of_other_cases_are_not_returned(tmp_path: Path) -> None:
+def test_records_of_other_cases_are_not_returned(tmp_path) -> None:
     go(tmp_path, Runs(), launches=1)
     one = run_sweep(
         "model", CASES[:1], 2, Ledger(tmp_path), rules={}, timeout_s=60.0, memory_limit=None,

@@ -3,8 +3,6 @@
 python tests/bench/zoo.py REQUEST.json FD         the worker, with a measuring loop of one step
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -181,9 +179,6 @@ class NotFinite(Animal):
 
     def step(self, phase: Any) -> Mapping[str, float]:
         return {"samples": float("nan")}
-
-
-# --- the program -----------------------------------------------------------------------------
 
 
 def _measure(scenario: Any, rules: Any, report: Callable[[str], None]) -> dict[str, Any]:

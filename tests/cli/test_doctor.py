@@ -1,12 +1,7 @@
 """``penstock doctor``: what it says of other machines."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from penstock.cli import doctor, main
 
@@ -36,9 +31,7 @@ def said(block: dict[str, Any]) -> str:
     return "\n".join(line for section in sections for line in section(block)[1])
 
 
-def test_doctor_says_it_all_and_writes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_says_it_all_and_writes_it(tmp_path, capsys) -> None:
     report = tmp_path / "new" / "report.json"
     assert main(["doctor", "--json", str(report)]) == 0
     out = capsys.readouterr().out

@@ -1,7 +1,5 @@
 """The help of every verb and kind: it begins with examples, which the real parsers take."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Iterator, Sequence
@@ -36,9 +34,7 @@ def test_each_example_is_a_command_that_the_verb_takes(verb: str) -> None:
         assert examples_of(each.prog), f"{each.prog} has no example in EXAMPLES of its verb"
 
 
-def test_help_of_a_verb_has_the_examples_of_all_its_kinds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_of_a_verb_has_the_examples_of_all_its_kinds(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["slurm", "--help"])
     text = capsys.readouterr().out
@@ -48,9 +44,7 @@ def test_help_of_a_verb_has_the_examples_of_all_its_kinds(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_is_short_and_help_all_has_every_flag(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_is_short_and_help_all_has_every_flag(verb: str, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for parser in kinds_of(parser_of([verb])):
         assert len(parser.format_help().splitlines()) <= (45 if verb == "infer" else 60)
@@ -72,9 +66,7 @@ def test_help_is_short_and_help_all_has_every_flag(
         ("report x --zzz", "penstock report: there is no --zzz; penstock report --help-all lists"),
     ],
 )
-def test_a_word_that_is_not_known_is_named(
-    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_word_that_is_not_known_is_named(words: str, sentence: str, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == 2
@@ -87,9 +79,7 @@ def test_a_switch_of_three_states_takes_no_value(switch: str, value: bool) -> No
     assert parser_of(words).parse_args(words).equal is value
 
 
-def test_an_interrupt_before_a_verb_begins_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_before_a_verb_begins_is_a_sentence(monkeypatch, capsys) -> None:
     def interrupted(words: Sequence[str]) -> NoReturn:
         raise KeyboardInterrupt
 

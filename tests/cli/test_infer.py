@@ -1,7 +1,5 @@
 """The command line as a user meets it: the seed's own command, bad input, resume after a kill."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -18,9 +16,7 @@ import pytest
 import tensorstore as ts
 import yaml
 
-from penstock.base.config.flags import add_flags, from_flags
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
+from penstock.base import InferConfig, add_flags, build, from_flags
 from penstock.cli import main
 from penstock.cli.infer import shown_progress
 from penstock.inference.stages.summary import Progress
@@ -41,15 +37,12 @@ def read(spec: Any) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def volume() -> np.ndarray:
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 4000, (1, 1, 40, 48, 56)).astype("uint16")
+    return np.random.default_rng(0).integers(0, 4000, (1, 1, 40, 48, 56)).astype("uint16")
 
 
 def infer(*words: Any) -> int:
     return main(["infer", *map(str, words), "--devices", "cpu"])
 
-
-# --- the seed's command ------------------------------------------------------------------------
 
 OUT_SPEC = seed_out_spec(
     {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2", "path": "out.zarr"},
@@ -87,7 +80,7 @@ def test_yaml_spells_them_as_it_does() -> None:
 
 
 def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
-    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    volume: np.ndarray, tmp_path, capsys
 ) -> None:
     np.save(tmp_path / "in.npy", volume[0, 0, :8, :8, :8])
     words = f"""
@@ -101,21 +94,18 @@ def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
 
 @pytest.mark.slow
 def test_the_seeds_own_command_runs_over_a_real_s3_server(
-    volume: np.ndarray, s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    volume: np.ndarray, s3_endpoint: str, tmp_path, capsys,
+    here,
 ) -> None:  # fmt: skip
     import safetensors.torch
 
     from penstock.models.unet3d import denoise_net
 
-    monkeypatch.chdir(tmp_path)
     volume = volume[:, :, :20, :20, :20]
     kvstore = {"driver": "s3", "bucket": "test-bucket", "endpoint": s3_endpoint,
                "aws_region": "us-west-2"}  # fmt: skip
     source = {"driver": "zarr", "kvstore": kvstore | {"path": "tile.zarr/0/"}}
-    ts.open(source, create=True, dtype=ts.uint16, shape=volume.shape).result().write(
-        volume
-    ).result()
+    ts.open(source, create=True, dtype="uint16", shape=volume.shape).result().write(volume).result()
     in_spec = source | {"context": {"cache_pool": {"total_bytes_limit": 4000000000},
                                     "data_copy_concurrency": {"limit": 16},
                                     "s3_request_concurrency": {"limit": 32}}}  # fmt: skip
@@ -150,9 +140,7 @@ def test_the_seeds_own_command_runs_over_a_real_s3_server(
     assert safetensors.torch  # the other format that --weights takes
 
 
-def test_underscores_dashes_yaml_and_flags_say_the_same(
-    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_underscores_dashes_yaml_and_flags_agree(volume: np.ndarray, tmp_path, capsys) -> None:
     volume = volume[..., :16, :24, :24]
     source = zarr(tmp_path / "in.zarr", volume)
     settings = {"in_spec": str(source), "out-spec": str(tmp_path / "a.zarr"),
@@ -167,9 +155,7 @@ def test_underscores_dashes_yaml_and_flags_say_the_same(
     assert "trim" in capsys.readouterr().out
 
 
-def test_plan_and_dry_run_touch_nothing(
-    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_and_dry_run_touch_nothing(volume: np.ndarray, tmp_path, capsys) -> None:
     source = zarr(tmp_path / "in.zarr", volume)
     words = ["--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type", "identity",
              "--patch", "16", "--overlap", "4"]  # fmt: skip
@@ -183,11 +169,8 @@ def test_plan_and_dry_run_touch_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"]
 
 
-# --- bad input ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def inputs(volume: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(volume: np.ndarray, tmp_path_factory) -> Path:
     """A folder of inputs, good and bad, that no job changes."""
     import safetensors.torch
     import torch
@@ -235,7 +218,7 @@ def inputs(volume: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path
 )  # fmt: skip
 def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
     words: list[str], said: list[str], inputs: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    capsys, monkeypatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(inputs)
     before = sorted((p, p.stat().st_mtime_ns) for p in inputs.rglob("*"))
@@ -252,12 +235,9 @@ def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
     assert sorted((p, p.stat().st_mtime_ns) for p in inputs.rglob("*")) == before
 
 
-# --- real input --------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not MOUSE.exists(), reason=f"{MOUSE} is absent")
 @pytest.mark.parametrize("channels", ["1", pytest.param("all", marks=pytest.mark.slow)])
-def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path: Path) -> None:
+def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path) -> None:
     """All of it, or a channel of a corner of it."""
     import tifffile
 
@@ -281,16 +261,10 @@ def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path: Path
         assert scaling["scale"] == pytest.approx(upper - lower)
 
 
-# --- killed and resumed ------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path, capsys) -> None:
     """SIGKILL at whatever point a third of the blocks has been reached, then --resume."""
-    rng = np.random.default_rng(1)
-    volume = rng.integers(0, 4000, (64, 64, 64)).astype("uint16")
+    volume = np.random.default_rng(1).integers(0, 4000, (64, 64, 64)).astype("uint16")
     source = zarr(tmp_path / "in.zarr", volume)
     slow, log = tmp_path / "slow.py", tmp_path / "cut.zarr.penstock/done.log"
     slow.write_text(
@@ -335,18 +309,12 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     assert "had seam" in capsys.readouterr().err
 
 
-# --- told to nobody ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("unbuffered", "model", "code"),
-    [
-        ("", "nonesuch", 2),
-        pytest.param("1", "identity", 0, marks=pytest.mark.slow),
-    ],
+    [("", "nonesuch", 2), pytest.param("1", "identity", 0, marks=pytest.mark.slow)],
 )
 def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
-    unbuffered: str, model: str, code: int, volume: np.ndarray, tmp_path: Path
+    unbuffered: str, model: str, code: int, volume: np.ndarray, tmp_path
 ) -> None:
     source = zarr(tmp_path / "in.zarr", volume)
     often = (
@@ -369,9 +337,7 @@ def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
         assert (read(tmp_path / "out.zarr/0") == volume).all()
 
 
-def test_progress_that_cannot_be_told_ends_no_job(
-    volume: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_that_is_not_told_ends_no_job(volume: np.ndarray, tmp_path, monkeypatch) -> None:
     class FullDisk(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
@@ -394,18 +360,14 @@ def test_progress_that_cannot_be_told_ends_no_job(
         (32, "32 of 32 patches, 1 of 6 blocks written, 2.0 MB/s\n"),
     ],
 )
-def test_the_time_left_is_told_while_it_is_known(
-    done: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_time_left_is_told_while_it_is_known(done: int, line: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr("penstock.cli.infer.PLAIN_EVERY_SECONDS", 0)
     with shown_progress() as progress:
         progress(Progress(done, 32, 1, 6, 1.0, 2.0))
     assert capsys.readouterr().err == line
 
 
-def test_a_pipe_that_breaks_elsewhere_is_no_success(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_that_breaks_elsewhere_is_no_success(monkeypatch, capsys) -> None:
     def broken(*_: Any) -> int:
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -414,7 +376,7 @@ def test_a_pipe_that_breaks_elsewhere_is_no_success(
     assert "BrokenPipeError" in capsys.readouterr().err
 
 
-def test_a_signal_while_the_end_is_told_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_end_is_told_changes_nothing(monkeypatch) -> None:
     """A batch system sends its own more than once."""
     both = (signal.SIGTERM, signal.SIGUSR1)
 

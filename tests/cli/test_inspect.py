@@ -1,24 +1,18 @@
 """``penstock inspect`` says how far a network sees."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from penstock.cli import main
 
 
 @pytest.mark.slow
-def test_a_network_of_the_registry_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_of_the_registry_is_known(capsys) -> None:
     assert main(["inspect", "denoise-tiny"]) == 0
     said = capsys.readouterr().out
     assert "exact with --overlap 16 16 16" in said and "grid      4 x 4 x 4" in said
 
 
-def test_a_network_of_the_user_is_inspected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_network_of_the_user_is_inspected(tmp_path, capsys) -> None:
     file = tmp_path / "net.py"
     file.write_text(
         "from torch import nn\n"
@@ -31,7 +25,7 @@ def test_a_network_of_the_user_is_inspected(
     assert "1 (InstanceNorm2d) sees the whole patch" in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_not_there_is_told(capsys) -> None:
     assert main(["inspect", "denoise-tinny"]) == 2
     assert "did you mean denoise-tiny" in capsys.readouterr().err
     assert main(["inspect", "missing.pt2"]) == 2

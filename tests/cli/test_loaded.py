@@ -1,9 +1,6 @@
 """What a verb imports of ours: no more than its work needs."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +18,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("penstock.")])
 
 
 def loaded_by(*words: object) -> list[str]:
-    names: list[str] = json.loads(run_fresh(MAIN, [str(word) for word in words]))
-    return names
+    return json.loads(run_fresh(MAIN, [str(word) for word in words]))
 
 
 def wings_of(names: list[str]) -> set[str]:
@@ -30,7 +26,7 @@ def wings_of(names: list[str]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_study_of_two_logs_loads_few_rooms(tmp_path: Path) -> None:
+def test_a_study_of_two_logs_loads_few_rooms(tmp_path) -> None:
     for name, devices, seconds in (("a.log", 1, 362.45), ("b.log", 4, 95.23)):
         (tmp_path / name).write_text(log(name[0], devices, seconds))
     names = loaded_by("scaling", tmp_path / "a.log", tmp_path / "b.log")
@@ -39,7 +35,7 @@ def test_a_study_of_two_logs_loads_few_rooms(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_infer_on_one_machine_loads_nothing_of_other_work(tmp_path: Path) -> None:
+def test_infer_on_one_machine_loads_nothing_of_other_work(tmp_path) -> None:
     np.save(tmp_path / "in.npy", np.zeros((16, 16, 16), "uint16"))
     names = loaded_by(
         "infer", "--in-spec", tmp_path / "in.npy", "--out-spec", tmp_path / "out.zarr",

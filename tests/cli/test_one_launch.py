@@ -1,10 +1,6 @@
 """What a command that is no benchmark leaves: a launch that compare and report take."""
 
-from __future__ import annotations
-
 from pathlib import Path
-
-import pytest
 
 from penstock.base import PreprocessConfig
 from penstock.cli import main
@@ -23,9 +19,7 @@ def kept(folder: Path, workers: int, seconds: float) -> Path:
     return folder
 
 
-def test_launches_of_preprocess_compare_and_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launches_of_preprocess_compare_and_report(tmp_path, capsys) -> None:
     a, b = kept(tmp_path / "a", 4, 2.0), kept(tmp_path / "b", 1, 3.0)
     assert main(["compare", str(a), str(b)]) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -1,7 +1,5 @@
 """``penstock view``: the planes of an array as a picture."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import http.client
@@ -22,7 +20,7 @@ imported_later("matplotlib")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("volume.npy", np.arange(6 * 40 * 30, dtype="float32").reshape(6, 40, 30))
     np.save("plane.npy", np.full((40, 30), np.nan))
@@ -36,7 +34,7 @@ def test_a_volume_has_three_planes() -> None:
     assert Path("view.png").read_bytes() != before
 
 
-def test_pixels_are_left_out_by_pieces_as_in_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_left_out_by_pieces_as_in_the_whole(monkeypatch) -> None:
     monkeypatch.setattr(view, "_SIDE", 12)
     source, array = open_source("volume.npy"), np.load("volume.npy")
     for axis, right in ((2, array[3, ::4, ::3]), (3, array[:, 20, ::3]), (4, array[:, ::4, 15])):
@@ -119,9 +117,7 @@ def test_stores_are_served_to_one_page_only() -> None:
         (("volume.npy", "--output", "plane.npy"), "is not known to be Penstock's"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_sentence(words: tuple[str, ...], said: str, capsys) -> None:
     assert main(["view", *words]) == 2
     assert said in capsys.readouterr().err
     assert not Path("view.png").exists()

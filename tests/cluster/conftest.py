@@ -1,7 +1,5 @@
 """One SLURM for all tests of this folder that ask for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +8,7 @@ from .slurm_cluster import Cluster
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
     """Until the last of them, as it takes the network of this thread with it."""
     made = Cluster(tmp_path_factory.mktemp("slurm"))
     try:
@@ -21,7 +19,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def used(cluster: Cluster, monkeypatch) -> Cluster:
     """The cluster, with this process as its user."""
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, cluster.environment[name])

@@ -10,8 +10,6 @@ nothing outside the folder is written; what was started is ended by its number. 
 ``slurm-wlm``, ``munge`` and ``iproute2``, and root, as slurmd does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -273,5 +271,4 @@ def _libc(call: str, *numbers: int) -> None:
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("", 0))
-        port: int = free.getsockname()[1]
-        return port
+        return free.getsockname()[1]

@@ -1,7 +1,5 @@
 """Items shared among workers: each is done once or named, whoever leaves, dies or does not fit."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -88,7 +86,7 @@ def workers_of(*names: str, **knobs: Any) -> Iterator[tuple[Cluster, Workers]]:
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _often(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(front, "LOOK_S", 0.05)
     monkeypatch.setattr(front, "TICK_S", 0.05)
     monkeypatch.chdir(tmp_path)  # workers of this machine begin here
@@ -299,7 +297,7 @@ def test_what_progress_raises_ends_the_job_and_withdraws_its_items() -> None:
         assert not cluster.dask.scheduler.tasks
 
 
-def test_a_scheduler_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_is_gone_is_said(monkeypatch) -> None:
     monkeypatch.setattr(connection, "CONNECT_S", 1.0)  # so long it is sought again
     cluster = Cluster("one")
     with connect(OnWorkers(cluster=cluster.dask.scheduler_address)) as workers:
@@ -310,7 +308,7 @@ def test_a_scheduler_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def now(monkeypatch) -> list[float]:
     """The time on the clock of those who wait."""
     seconds = [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: seconds[0])
@@ -332,9 +330,7 @@ def test_a_worker_that_never_comes_is_waited_for_so_long_and_no_longer(now: list
         wait.wait(0)
 
 
-def test_workers_that_die_and_come_again_end_no_wait_unless_there_is_progress(
-    now: list[float],
-) -> None:
+def test_workers_that_die_and_come_again_end_no_wait_without_progress(now: list[float]) -> None:
     wait = Workers(None, "local", 300)
     for now[0] in range(0, 1000, 100):  # each death is followed by progress
         wait.gone = [None]
@@ -369,9 +365,7 @@ def dies(number: int) -> int:
 
 
 @pytest.mark.slow
-def test_an_item_on_which_workers_die_is_given_up_unless_some_of_it_is_saved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_item_on_which_workers_die_is_given_up_unless_some_of_it_is_saved(monkeypatch) -> None:
     monkeypatch.setattr(connection, "DEATHS", 2)
 
     def saved(number: int) -> int:
@@ -441,7 +435,7 @@ HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 20
 
 
 @pytest.fixture(params=["closed", "silent", "of another protocol"])
-def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def port(request, monkeypatch) -> Iterator[int]:
     """A port where no scheduler is, of which none is expected for long."""
     monkeypatch.setattr(connection, "CONNECT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -1,7 +1,5 @@
 """Which rank a process is, what a launcher adds to a training, and what its log says."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -11,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, UsageError, build
 from penstock.cli import main
 from penstock.cluster.place import Place, find_place, first_host, tasks_elsewhere
-from penstock.training import slurm_step
-from penstock.training.log_lines import first_lines, last_lines
+from penstock.training import first_lines, last_lines, slurm_step
 
 SPIRAL = ("train", "spiral")
 JOB = {
@@ -100,7 +95,7 @@ def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:
         own_device(third, visible=2)
 
 
-def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_element_of_an_array_has_one_number(monkeypatch) -> None:
     """In its log and in its results: scaling takes the two together by it."""
     pytest.importorskip("torch")
     from penstock.training.ranks import job_facts
@@ -116,9 +111,7 @@ def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) 
     assert first_lines("spiral", config_of(), find_place(STEP), element)[0] == "Job ID: 7_3"
 
 
-def test_a_job_whose_tasks_are_not_started_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_whose_tasks_are_not_started_is_refused(monkeypatch, tmp_path, capsys) -> None:
     pytest.importorskip("lightning_fabric")
     for name, text in JOB.items():
         monkeypatch.setenv(name, text)
@@ -133,7 +126,7 @@ def test_a_job_whose_tasks_are_not_started_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_job_adds_to_its_training(tmp_path: Path) -> None:
+def test_what_a_job_adds_to_its_training(tmp_path) -> None:
     config = config_of(output_dir=str(tmp_path / "%j"))
     out = ["--distributed", "--output-dir", str(tmp_path / "123456")]
     assert slurm_step.added(config, JOB) == out
@@ -166,9 +159,7 @@ def saved_in(out: Path) -> None:
     [('{"launch": {"job_id": "77"}}', "job 77"), ('{"launch": {"job_id": null}}', "no job"),
      ("{}", "no job"), ("[3]", "no job")],
 )  # fmt: skip
-def test_a_job_goes_on_with_no_run_but_its_own(
-    text: str, whose: str, saved: bool, tmp_path: Path
-) -> None:
+def test_a_job_goes_on_with_its_own_run_alone(text: str, whose: str, saved: bool, tmp_path) -> None:
     """Its first life may have ended before it had begun; what lies there is another's then."""
     (tmp_path / "args.json").write_text(text)
     if saved:
@@ -185,7 +176,7 @@ def test_a_job_goes_on_with_no_run_but_its_own(
 
 
 @pytest.fixture
-def in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+def in_a_job(tmp_path, monkeypatch) -> Callable[[str], list[str]]:
     """The words that begin a life of a job whose srun does what it is told; `requeued` is how
     often it was put back."""
     (tmp_path / "bin").mkdir()
@@ -205,8 +196,8 @@ def in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @pytest.mark.slow
 def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
-    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    in_a_job: Callable[[str], list[str]], tmp_path, capsys,
+    monkeypatch,
 ) -> None:  # fmt: skip
     last = tmp_path / "o" / "checkpoints" / "last.pt"
     too_early = "kill -USR1 $PPID; exec sleep 60"  # which the signal ends, and nobody hears
@@ -238,7 +229,7 @@ def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
 
 
 def test_the_end_of_a_requeued_life_is_told_though_slurm_ends_it(
-    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_a_job: Callable[[str], list[str]], tmp_path, capsys
 ) -> None:
     """`scontrol requeue` has SLURM send SIGTERM to the batch script and to scontrol itself."""
     last = tmp_path / "o" / "checkpoints" / "last.pt"
@@ -273,8 +264,8 @@ def test_srun_is_told_what_it_would_forget() -> None:
     ],
 )
 def test_what_cannot_be_started(
-    environ: dict[str, str], words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    environ: dict[str, str], words: list[str], sentence: str, monkeypatch,
+    capsys,
 ) -> None:  # fmt: skip
     for name, text in environ.items():
         monkeypatch.setenv(name, text)

@@ -1,7 +1,5 @@
 """Jobs of one core on a real SLURM: arrays, chains and what is cancelled: see `slurm_cluster`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence
@@ -25,9 +23,7 @@ pytestmark = [
 ]
 
 
-def test_jobs_are_cancelled(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jobs_are_cancelled(cluster: Cluster, tmp_path, capsys) -> None:
     held = ["--array", "0-3%2", "--dependency", "singleton", "--job-name", "held"]
     cluster.say("sbatch", "--job-name=held", "--output=/dev/null", "--wrap=sleep 60")
     assert submit(tmp_path, *held) == 0
@@ -57,9 +53,7 @@ def until_ended(cluster: Cluster, *jobs: str) -> dict[str, list[JobState]]:
     return job_states(jobs)
 
 
-def test_an_array_of_a_program_with_an_element_that_dies(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_array_of_a_program_whose_element_dies(cluster: Cluster, tmp_path, capsys) -> None:
     say = 'echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"; '
     die = "[ $SLURM_ARRAY_TASK_ID != 3 ] || kill -9 $$"
     out = tmp_path / "out"
@@ -78,9 +72,7 @@ def test_an_array_of_a_program_with_an_element_that_dies(
         assert (out / f"slurm-{job}_{n}.out").read_text().startswith(f"{n} of 6\n")
 
 
-def test_a_chain_whose_first_job_fails_runs_its_last_and_nothing_waits_for_ever(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_chain_whose_first_job_fails_runs_its_last(cluster: Cluster, tmp_path, capsys) -> None:
     config = SlurmConfig(folder=str(tmp_path), ntasks_per_node=1, time="10", signal=0)
     asked = ("exit 2", f"touch {tmp_path}/part", f"ls {tmp_path}")
     fails, touches, lists = (Command(("bash", "-c", line), "program") for line in asked)
@@ -96,9 +88,7 @@ def test_a_chain_whose_first_job_fails_runs_its_last_and_nothing_waits_for_ever(
     assert "CANCELLED, DependencyNeverSatisfied" in capsys.readouterr().out
 
 
-def test_a_chain_of_which_slurm_refuses_a_job_is_cancelled(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_chain_whose_job_slurm_refuses_is_cancelled(cluster: Cluster, tmp_path, capsys) -> None:
     words = "infer --model-type identity --in-spec a --out-spec b --normalize percentile".split()
     folder = ["--folder", str(tmp_path)]
     assert main(["slurm", "submit", *folder, *ONE_OF_EACH, "--array", "5000", "--", *words]) == 2
@@ -114,7 +104,7 @@ def test_a_chain_of_which_slurm_refuses_a_job_is_cancelled(
 
 
 def test_a_job_that_a_job_submits_is_no_element_and_no_restart(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tmp_path, monkeypatch
 ) -> None:
     """sbatch hands on the variables of the job in which it runs."""
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"):
@@ -125,9 +115,7 @@ def test_a_job_that_a_job_submits_is_no_element_and_no_restart(
     assert (tmp_path / f"slurm-{job}.out").read_text() == f"{job} None\n"
 
 
-def test_an_infer_in_parts_of_which_one_dies_is_done_again(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_infer_of_which_a_part_dies_is_done_again(cluster: Cluster, tmp_path, capsys) -> None:
     zarr = pytest.importorskip("zarr")
     (tmp_path / "model.py").write_text(
         "import os, pathlib, sys, torch\n"

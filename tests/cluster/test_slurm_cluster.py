@@ -1,7 +1,5 @@
 """Trainings on a real SLURM of two nodes, which this file starts and ends: see `slurm_cluster`."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -37,7 +35,7 @@ ONE_OF_EACH = ["--ntasks-per-node", "1", *LIMITS]
 
 
 @pytest.fixture(scope="module")
-def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(cluster: Cluster, tmp_path_factory) -> Path:
     """The folder of a study of one rank and of two, run to its end."""
     folder = tmp_path_factory.mktemp("study") / "it's here"
     with pytest.MonkeyPatch.context() as patch:
@@ -74,16 +72,14 @@ def until(cluster: Cluster, folder: Path, job: str, word: str) -> None:
 
 
 def results(folder: Path, job: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / job / "training_results.json").read_text())
-    return document
+    return json.loads((folder / job / "training_results.json").read_text())
 
 
 def weights(folder: Path, job: str) -> dict[str, Any]:
     import torch
 
     path = folder / job / "checkpoints" / "last.pt"
-    state_dict: dict[str, Any] = torch.load(path, weights_only=True)["model"]
-    return state_dict
+    return torch.load(path, weights_only=True)["model"]
 
 
 def assert_same_training(whole: Path, folder: Path, job: str) -> None:
@@ -122,9 +118,7 @@ def test_ranks_on_nodes_of_unequal_shares(cluster: Cluster) -> None:
     assert said.count("nodes=2, address='n1', port=150") == 3
 
 
-def test_a_study_ends_and_leaves_its_results(
-    whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_ends_and_leaves_its_results(whole: Path, capsys) -> None:
     one, two = read_study(whole)
     assert (one.name, one.ranks, one.nodes) == (f"{NAME}-1", 1, 1)
     assert (two.name, two.ranks, two.nodes) == (f"{NAME}-2", 2, 2)
@@ -157,9 +151,7 @@ def test_a_study_ends_and_leaves_its_results(
     assert halves[0]["steps"] == 2 * halves[1]["steps"]
 
 
-def test_torchrun_on_each_of_two_machines_trains_the_same(
-    cluster: Cluster, whole: Path, tmp_path: Path
-) -> None:
+def test_torchrun_on_two_machines_trains_the_same(cluster: Cluster, whole: Path, tmp_path) -> None:
     output = tmp_path / "out" / "whole"
     line = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
@@ -182,7 +174,7 @@ def test_torchrun_on_each_of_two_machines_trains_the_same(
 
 
 def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
-    cluster: Cluster, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, whole: Path, tmp_path, capsys
 ) -> None:
     job = start_training(cluster, tmp_path)
     # As SLURM does it before the time is up: --signal=B:USR1@120.
@@ -206,9 +198,7 @@ def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
     assert "COMPLETED, 1 restart" in capsys.readouterr().out
 
 
-def test_a_job_that_is_preempted_comes_back_and_goes_on(
-    cluster: Cluster, whole: Path, tmp_path: Path
-) -> None:
+def test_a_preempted_job_comes_back_and_goes_on(cluster: Cluster, whole: Path, tmp_path) -> None:
     job = start_training(cluster, tmp_path)
     ended = cluster.say(
         "sbatch", "--parsable", "--partition=high", "--exclusive", "--nodes=2",
@@ -228,9 +218,7 @@ def test_a_job_that_is_preempted_comes_back_and_goes_on(
     assert "back into the queue" not in log and "Traceback" not in log
 
 
-def test_what_slurm_does_not_know_or_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_slurm_does_not_know_or_refuses(tmp_path, capsys) -> None:
     assert main(["slurm", "cancel", "99999"]) == 2
     assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 99999\n"
     assert submit(tmp_path / "out", "--partition", "nosuch") == 2

@@ -1,7 +1,5 @@
 """An infer on SLURM: elements of an array that go back into the queue by themselves."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -19,12 +17,8 @@ from penstock.cluster.slurm_jobs import read_study
 
 from .slurm_cluster import NETWORK, SLOW_NET, Cluster, missing, values, words
 
+pytestmark = pytest.mark.usefixtures("here")
 on_slurm = pytest.mark.skipif(missing() is not None, reason=f"no SLURM here: {missing()}")
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 JOBS = Path("jobs")
@@ -32,7 +26,7 @@ EACH = ("--normalize", "percentile", "--max-inflight-batches", "4")
 
 
 def test_a_verb_in_a_job_goes_back_only_if_it_was_told_and_has_stopped_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch, capsys, tmp_path
 ) -> None:
     """scontrol is a script of this test, which notes that it was asked."""
     asked = tmp_path / "asked"

@@ -3,8 +3,6 @@
 What needs a running SLURM stands in `test_slurm_cluster`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,13 +17,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.cluster import SlurmConfig
-from penstock.base.errors import UsageError
+from penstock.base import SlurmConfig, UsageError
 from penstock.cli import main
-from penstock.cluster import batch_script
+from penstock.cluster import Command, batch_script
 from penstock.cluster import slurm_jobs as slurm
 from penstock.cluster.slurm_states import UNKNOWN, job_states, job_statuses, table_of
-from penstock.cluster.slurm_steps import Command
 
 from .test_slurm_jobs import HOSTILE, config_of, directives, recorder, spoken
 
@@ -37,18 +33,18 @@ ENVIRONMENT = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TA
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
-def rendered(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def rendered(capsys, *words: str) -> list[str]:
     assert main(["slurm", "render", *words]) == 0
     text = capsys.readouterr().out
     return ["#!" + script for script in text.split("#!")[1:]]
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capsys, *words: str) -> str:
     assert main(["slurm", "submit", "--dry-run", *words]) == 2
     said = capsys.readouterr()
     (line,) = said.err.splitlines()
@@ -60,9 +56,7 @@ def last_line(script: str) -> str:
     return script.rstrip().splitlines()[-1]
 
 
-def test_a_preset_is_a_file_of_ours_or_of_the_user(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preset_is_a_file_of_ours_or_the_users(tmp_path, home: Path, monkeypatch, capsys) -> None:
     home.mkdir()
     for folder in (home, tmp_path):
         settings = "partition: fat\ncpus-per-task: 3\ntime: '1:00:00'\nmodules: [gcc/13]\n"
@@ -82,9 +76,7 @@ def test_a_preset_is_a_file_of_ours_or_of_the_user(
     )
 
 
-def test_flags_win_over_a_config_and_that_over_a_preset(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_win_over_a_config_and_that_over_a_preset(tmp_path, capsys) -> None:
     (tmp_path / "a.yaml").write_text("mem: 1G\nnodes: 2\nqos: a\n")
     (tmp_path / "b.yaml").write_text("mem: 2G\nqos: b\n")
     layers = ["--preset", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
@@ -101,9 +93,7 @@ def test_flags_win_over_a_config_and_that_over_a_preset(
         ("", "holds no settings"),
     ],
 )
-def test_a_preset_that_is_wrong_is_refused_by_file_and_key(
-    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_preset_is_refused_with_place(text: str, sentence: str, tmp_path, capsys) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     for flag in ("--preset", "--config"):
@@ -111,22 +101,18 @@ def test_a_preset_that_is_wrong_is_refused_by_file_and_key(
         assert line.startswith(f"{flag} {path}") and sentence in line
 
 
-def test_a_preset_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_that_cannot_be_read(tmp_path, capsys) -> None:
     gone = str(tmp_path / "gone.yaml")
     assert refused(capsys, "--preset", gone, "--", "true") == (
         f"--preset {gone}: No such file or directory"
     )
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "b.yaml is not YAML" in refused(
-        capsys, "--preset", str(tmp_path / "b.yaml"), "--", "true"
-    )
+    assert "is not YAML" in refused(capsys, "--preset", str(tmp_path / "b.yaml"), "--", "true")
     for name in ("..", "a b", "-", "", "a\nb"):
         assert "no such preset; there are" in refused(capsys, f"--preset={name}", "--", "true")
 
 
-def test_what_lacks_in_a_preset_a_flag_may_bring(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_lacks_in_a_preset_a_flag_may_bring(tmp_path, capsys) -> None:
     """Alone it would be refused: a job of 2 minutes would be told to save as it begins."""
     path = tmp_path / "short.yaml"
     path.write_text("time: '2'\nsignal: 120\n")
@@ -140,9 +126,7 @@ def test_what_lacks_in_a_preset_a_flag_may_bring(
     HOSTILE | st.lists(HOSTILE, max_size=2) | st.dictionaries(HOSTILE, HOSTILE, max_size=2),
     st.sampled_from(["", "\n", "\r", "\n#SBATCH --nodes=9\n", ";id;", "\0", "\u2028"]),
 )
-def test_no_value_of_a_preset_becomes_a_line(
-    tmp_path_factory: pytest.TempPathFactory, key: str, value: Any, more: str
-) -> None:
+def test_no_value_of_a_preset_is_a_line(tmp_path_factory, key: str, value: Any, more: str) -> None:
     """Each line of the script is one of those that stand in it, and each directive one word."""
     path = tmp_path_factory.getbasetemp() / "hostile.yaml"
     value = value + more if isinstance(value, str) else value
@@ -186,7 +170,7 @@ def test_no_value_of_a_preset_becomes_a_line(
     ],
 )  # fmt: skip
 def test_a_verb_takes_the_place_of_the_script(
-    words: list[str], received: list[str] | None, resumes: bool, capsys: pytest.CaptureFixture[str]
+    words: list[str], received: list[str] | None, resumes: bool, capsys
 ) -> None:
     (text,) = rendered(capsys, "--venv", "/env", "--", *words)
     got = directives(text)
@@ -201,7 +185,7 @@ def test_a_verb_takes_the_place_of_the_script(
         assert last_line(text) == f"exec python -u -m penstock {shlex.join(received)}{again}"
 
 
-def test_a_program_gets_its_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_gets_its_words_as_they_are(capsys) -> None:
     """A second start, or a signal before its time is up, might harm it: only who asks gets them."""
     words = ["python", "a b.py", "--my_flag", "--debug", "%j", "$HOME", "--", "--x_y=1"]
     (text,) = rendered(capsys, "--time", "1", "--", *words)
@@ -213,18 +197,14 @@ def test_a_program_gets_its_words_as_they_are(capsys: pytest.CaptureFixture[str]
     assert directives(text)["--nodes"] == "3"
 
 
-def test_a_second_variable_does_not_take_the_place_of_the_first(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_second_variable_does_not_take_the_place_of_the_first(capsys) -> None:
     (text,) = rendered(capsys, "--env", "A=1", "B=2", "--env", "C=3", "--", "true")
     exported = [line for line in text.splitlines() if line.startswith("export ")]
     assert exported == ["export A=1", "export B=2", "export C=3"]
 
 
 @given(st.lists(HOSTILE, max_size=4), st.booleans())
-def test_what_a_verb_is_given_is_what_it_hears(
-    recorder: Path, words: list[str], restarted: bool
-) -> None:
+def test_a_verb_hears_what_it_is_given(recorder: Path, words: list[str], restarted: bool) -> None:
     """Bash itself is asked. Only %j, and %a as a number of a part, stand for something."""
     command = Command(("infer", *words, "--part", "%a/64"), "verb", resumes=True)
     text = batch_script.slurm_script(config_of(array="64"), command, str(recorder))
@@ -263,9 +243,7 @@ def test_what_a_verb_is_given_is_what_it_hears(
          "--output-dir x: the jobs of --array need a folder each"),
     ],
 )  # fmt: skip
-def test_what_is_refused_before_it_waits(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused_before_it_waits(words: list[str], sentence: str, capsys) -> None:
     line = refused(capsys, *words)
     assert sentence in line and "word" not in line.replace("--password", "")
 
@@ -275,16 +253,14 @@ def test_what_is_refused_before_it_waits(
     [("64", "1-64"), ("64%8", "1-64%8"), ("1", "1-1"), ("0-7", "0-7"), ("1,4,8", "1,4,8"),
      ("0-98:2%4", "0-98:2%4"), ("5-5", "5-5")],
 )  # fmt: skip
-def test_a_number_is_the_elements_of_an_array(
-    asked: str, directive: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_number_is_the_elements_of_an_array(asked: str, directive: str, capsys) -> None:
     for words in (["true"], ["train", "spiral"]):
         (text,) = rendered(capsys, "--array", asked, "--", *words)
         got = directives(text)
         assert (got["--array"], got["--output"]) == (directive, "outputs/slurm-%A_%a.out")
 
 
-def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_array_of_infer_is_a_chain(capsys) -> None:
     flags = ["--array", "64%8", "--gpus-per-node", "1", "--dependency", "afterok:5",
              "--output", "logs/%A-%a.txt", "--error", "%a.err", "--venv", "/env"]  # fmt: skip
     infer = [*INFER, "--normalize", "percentile"]
@@ -313,7 +289,7 @@ def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
-def test_a_step_that_is_asked_for_is_a_job_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_is_asked_for_is_a_job_of_its_own(capsys) -> None:
     (text,) = rendered(capsys, "--array", "3,7", "--", *INFER, "--part", "%a/64")
     assert directives(text)["--array"] == "3,7"
     assert f'{shlex.join(INFER)} --part "${{SLURM_ARRAY_TASK_ID}}/64"' in last_line(text)
@@ -324,9 +300,7 @@ def test_a_step_that_is_asked_for_is_a_job_of_its_own(capsys: pytest.CaptureFixt
     assert "infer --in-spec in.zarr --out-spec out.zarr --model-type identity" in last_line(text)
 
 
-def test_percentiles_of_the_whole_volume_are_counted_by_arrays(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_percentiles_of_the_whole_volume_are_counted_by_arrays(capsys) -> None:
     """In as many rounds as wide values need; the dtype of the input is not looked at here."""
     scripts = rendered(capsys, "--array", "9%3", "--", *INFER, "--normalize", "global")
     jobs = list(map(directives, scripts))
@@ -342,7 +316,7 @@ def test_percentiles_of_the_whole_volume_are_counted_by_arrays(
         assert last_line(script).endswith(counting) and job["--array"] == "1-9%3"
 
 
-def test_an_array_labels_a_volume_in_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_array_labels_a_volume_in_rounds(capsys) -> None:
     words = ["label", "scores.zarr", "cells.zarr", "--threshold", "0.5", "--fill-holes"]
     scripts = rendered(capsys, "--array", "9", "--", *words)
     jobs = [directives(each)["--job-name"].partition("-")[2] for each in scripts]
@@ -350,7 +324,7 @@ def test_an_array_labels_a_volume_in_rounds(capsys: pytest.CaptureFixture[str]) 
     assert last_line(scripts[-1]).endswith(f"{shlex.join(words)} --finish")
 
 
-def test_an_array_infers_objects_in_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_array_infers_objects_in_rounds(capsys) -> None:
     """Scores are the first round; a decoder has one more than components."""
     plain = [*INFER, "--normalize", "none", "--threshold", "0.5"]
     for decoder, rounds in (("components", 3), ("watershed", 4)):
@@ -359,7 +333,7 @@ def test_an_array_infers_objects_in_rounds(capsys: pytest.CaptureFixture[str]) -
         assert jobs == ["prepare", *["parts", "finish"] * rounds]
 
 
-def test_steps_that_compute_no_block_ask_for_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_that_compute_no_block_ask_for_one_gpu(capsys) -> None:
     flags = ["--array", "9", "--gpus-per-node", "a100:4", "--mem", "64G", "--cpus-per-task", "8"]
     jobs = [*map(directives, rendered(capsys, *flags, "--", *INFER, "--normalize", "global"))]
     gpus = [job["--gres"].strip("'") for job in jobs]
@@ -373,9 +347,7 @@ def told(job: str, state: str, reason: str = "None") -> str:
     return f"{job}|{state}|0||0|{reason}|\n"
 
 
-def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
-    spoken: Callable[..., None],
-) -> None:
+def test_elements_the_controller_forgot_are_in_the_accounts(spoken: Callable[..., None]) -> None:
     """It forgets an element some minutes after its end, while others still run or wait."""
     accounts = (
         "5_0|COMPLETED|0:0|n1\n5_1|FAILED|1:0|n1\n5_[4-5%2]|PENDING|0:0|\n5_2|RUNNING|0:0|n1\n"
@@ -403,9 +375,7 @@ def submitted(**changes: Any) -> slurm.SlurmJob:
     return slurm.SlurmJob.model_validate({**settings, **changes})
 
 
-def test_an_array_is_a_table_of_what_is_alike(
-    tmp_path: Path, spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_array_is_a_table_of_the_like(tmp_path, spoken: Callable[..., None], capsys) -> None:
     first = submitted(id="4", name="prepare", array=None, command=["infer", "--prepare"])
     last = submitted(id="6", name="finish", array=None, command=["infer", "--finish"],
                      waits_for="afterany:5")  # fmt: skip
@@ -436,10 +406,7 @@ def test_an_array_is_a_table_of_what_is_alike(
     assert "exit code 3: its log says how to go on" in table
 
 
-def test_neither_jobs_nor_their_logs_lie_inside_an_array(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_neither_jobs_nor_their_logs_lie_inside_an_array(tmp_path, here, capsys) -> None:
     (tmp_path / "in.zarr").mkdir()
     (tmp_path / "in.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
     for flag, name in (("--folder", "jobs"), ("--output", "log-%j.out"), ("--error", "%j/a.err")):

@@ -1,14 +1,11 @@
 """Fixtures that several test files of this folder share, each made once a session."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from penstock.cli import main
-from penstock.data.scenes.synthetic import write_data_set
-from penstock.data.volumes import Specimen
+from penstock.data import Specimen, write_data_set
 
 from .kit import OVERLAP, SIZE, words_of
 
@@ -19,7 +16,7 @@ def specimen() -> Specimen:
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     """Two synthetic scenes to train on and one to validate on, in the layout of xView3."""
     for library in ("rasterio", "contourpy", "numcodecs"):
         pytest.importorskip(library)
@@ -29,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def chipped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chipped(data: Path, tmp_path_factory) -> Path:
     """Chips of these scenes."""
     folder = tmp_path_factory.mktemp("chips")
     assert main(words_of(data, folder, "--overlap", str(OVERLAP))) == 0

@@ -1,7 +1,5 @@
 """What several test files of this folder share."""
 
-from __future__ import annotations
-
 import json
 import math
 import tracemalloc
@@ -11,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.box import Box
+from penstock.data import AXES, Box, Objects, Sink, open_sink
 from penstock.data.packed import write as dataset
 from penstock.data.packed.format import ArrayLayout, Packed
-from penstock.data.scenes.objects import Objects
-from penstock.data.stores.open import open_sink
-from penstock.data.stores.protocols import AXES, Sink
 
 from ..seed_spec import seed_out_spec
 

@@ -4,8 +4,6 @@ The layouts are those that liffile and nd2 read: LIF is a header of XML and bloc
 row of chunks with a map of them at the end.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -117,9 +115,7 @@ def write_nd2(
             data = bytes(8) + (zlib.compress(pixels) if packed else pixels)
             name = f"ImageDataSeq|{number}!"
             places[name] = _chunk(file, name, data), len(data)
-        listed = b"".join(
-            name.encode() + struct.pack("<QQ", *place) for name, place in places.items()
-        )
+        listed = b"".join(n.encode() + struct.pack("<QQ", *p) for n, p in places.items())
         signature = b"ND2 CHUNK MAP SIGNATURE 0000001!"
         at = file.tell()
         listed += signature + struct.pack("<Q", at)

@@ -1,7 +1,5 @@
 """COCO's average precision, against its definition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

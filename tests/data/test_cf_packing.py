@@ -1,7 +1,5 @@
 """Packed arrays as xarray writes them, against xarray and against the CF conventions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -47,10 +45,9 @@ def values_of(place: Path, **how: Any) -> Any:
     ]),
 )  # fmt: skip
 def test_what_xarray_packs_is_read_as_xarray_reads_it(
-    zarr_format: int, encoding: dict[str, Any], tmp_path: Path
+    zarr_format: int, encoding: dict[str, Any], tmp_path
 ) -> None:
-    offset = encoding.get("add_offset", 0)
-    values = offset + np.arange(60, dtype="float32").reshape(3, 4, 5)
+    values = encoding.get("add_offset", 0) + np.arange(60, dtype="float32").reshape(3, 4, 5)
     values[0, 0, 0] = np.nan
     place = packed(tmp_path / "a.zarr", values, zarr_format, **encoding)
     with xarray.open_zarr(tmp_path / "a.zarr", consolidated=False) as opened:
@@ -58,8 +55,7 @@ def test_what_xarray_packs_is_read_as_xarray_reads_it(
     seen = values_of(place)
     assert seen.dtype == (np.float64 if encoding["dtype"] == "int32" else np.float32)
     np.testing.assert_allclose(seen, right, rtol=1e-6)
-    raw = values_of(place, raw=True)
-    assert raw.dtype == encoding["dtype"]
+    assert values_of(place, raw=True).dtype == encoding["dtype"]
     box = open_source(place).domain
     out = np.empty(box.shape, seen.dtype)
     assert open_source(place).read(box, out) is out
@@ -111,7 +107,6 @@ def test_bytes_that_a_file_calls_signed_are() -> None:
     said = {"_Unsigned": "false", "_FillValue": 255, "valid_range": [-3, 100]}
     packing = packing_of(said, np.dtype("uint8"), "here")
     numbers, out = np.array([[0, 100, 101], [255, 253, 252]], np.uint8), np.empty((2, 3), "f4")
-    assert packing is not None
     packing.decode(numbers, out)
     np.testing.assert_array_equal(out, [[0, 100, np.nan], [np.nan, -3, np.nan]])
 
@@ -132,7 +127,7 @@ def test_an_attribute_without_a_meaning_is_refused(attributes: Any, why: str) ->
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_loader_refuses_what_it_would_not_decode(zarr_format: int, tmp_path: Path) -> None:
+def test_a_loader_refuses_what_it_would_not_decode(zarr_format: int, tmp_path) -> None:
     values = np.linspace(270, 290, 60, dtype="float32").reshape(3, 4, 5)
     encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -1}
     place = packed(tmp_path / "a.zarr", values, zarr_format, **encoding)

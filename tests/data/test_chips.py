@@ -1,7 +1,5 @@
 """Chips: each pixel and label owned once, values as the rasters have them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -18,12 +16,9 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.scenes.chips import Chips
-from penstock.data.scenes.labels import read_labels
+from penstock.data import ChipRecord, Chips, model_view, planes_of, read_labels, write_data_set
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.scene import CHANNELS, Scene, radar_of, scene_folders
-from penstock.data.scenes.synthetic import write_data_set
-from penstock.data.scenes.windows import ChipRecord, model_view, planes_of
 
 from .kit import CHIP, NAMES, SIZE, words_of
 
@@ -71,9 +66,7 @@ def test_chips_hold_what_the_rasters_hold(data: Path, chipped: Path) -> None:
     assert set(seen.values()) == {SIZE[0] * SIZE[1]}
 
 
-def test_every_label_is_owned_once_and_seen_by_all_that_see_its_place(
-    data: Path, chipped: Path
-) -> None:
+def test_every_label_is_owned_once_and_seen_by_all_around_it(data: Path, chipped: Path) -> None:
     labels = read_labels(data / "labels" / "train.csv")
     chips = Chips(chipped / "train")
     owned: dict[str, list[tuple[float, float]]] = {name: [] for name in chips.scenes}
@@ -97,7 +90,7 @@ def test_every_label_is_owned_once_and_seen_by_all_that_see_its_place(
 
 
 @pytest.mark.parametrize("missing", [0.0, NODATA])
-def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path: Path, missing: float) -> None:
+def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path, missing: float) -> None:
     """It reads as 0 m/s. The mask of the radar knows nothing of it: it has values there."""
     import rasterio
 
@@ -127,7 +120,7 @@ def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path: Path, missing: 
 
 
 @pytest.mark.slow
-def test_a_scene_smaller_than_a_chip_is_one_chip_with_a_mask(tmp_path: Path) -> None:
+def test_a_scene_smaller_than_a_chip_is_one_chip_with_a_mask(tmp_path) -> None:
     write_data_set(tmp_path / "d", (90, 100), scenes=2, validation=1, objects=2, tiff="strips",
                    seed=0)  # fmt: skip
     assert main(words_of(tmp_path / "d", tmp_path / "c", "--overlap", "16")) == 0
@@ -161,8 +154,7 @@ def test_chips_are_the_same_in_another_process_and_through_a_fork(chipped: Path)
     """One with a hash seed of its own. TensorStore is in this one, and ends what forks."""
     chips = Chips(chipped / "val")
     first = chips.read(3)
-    again = pickle.loads(pickle.dumps(chips)).read(3)
-    np.testing.assert_array_equal(first.image, again.image)
+    np.testing.assert_array_equal(first.image, pickle.loads(pickle.dumps(chips)).read(3).image)
     code = (
         "import os, sys; from pathlib import Path; from penstock.data.scenes.chips import Chips\n"
         "chips = Chips(Path(sys.argv[1])); mean = chips.read(3).image.mean()\n"
@@ -180,7 +172,7 @@ def test_chips_are_the_same_in_another_process_and_through_a_fork(chipped: Path)
     assert other.stdout == f"{here}\n"
 
 
-def test_a_folder_that_is_half_replaced_is_refused(chipped: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_half_replaced_is_refused(chipped: Path, tmp_path) -> None:
     shutil.copytree(chipped / "train", tmp_path / "c")
     path = sorted(tmp_path.glob("c/*/manifest.json"))[1]
     path.write_text(json.dumps({**json.loads(path.read_text()), "overlap": 8}))
@@ -191,7 +183,7 @@ def test_a_folder_that_is_half_replaced_is_refused(chipped: Path, tmp_path: Path
         Chips(tmp_path / "c")
 
 
-def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -> None:
+def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path) -> None:
     with pytest.raises(UsageError, match=r"has no chips: there is no index\.json"):
         Chips(tmp_path)
     (tmp_path / "index.json").write_text('{"format": "something else"}')
@@ -209,9 +201,7 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
         Chips(tmp_path / "c").read(0)
 
 
-def test_rounding_is_told_and_dtype_keeps_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rounding_is_told_and_dtype_keeps_all(tmp_path, capsys) -> None:
     import rasterio
 
     data = tmp_path / "d"

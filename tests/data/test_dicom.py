@@ -1,7 +1,5 @@
 """Series of DICOM slices, as pydicom reads each of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,9 @@ import pytest
 from penstock.data import Box, open_source
 
 from ..later import imported_later
-from .test_formats import here as here
 from .test_formats import read, refused
+
+pytestmark = pytest.mark.usefixtures("here")
 
 pydicom = imported_later("pydicom")
 SLICES = np.random.default_rng(5).integers(-1000, 3000, (5, 37, 41)).astype("int16")
@@ -72,8 +71,7 @@ def test_a_block_reads_the_slices_that_it_touches() -> None:
     write_series()
     source = open_source("chest", raw=True)
     Path("chest/IM2").write_bytes(b"gone")  # the last one
-    first = Box((0,) * 5, (1, 1, 4, 37, 41))
-    assert (source.read(first)[0, 0] == SLICES[:4]).all()
+    assert (source.read(Box((0,) * 5, (1, 1, 4, 37, 41)))[0, 0] == SLICES[:4]).all()
     with pytest.raises(pydicom.errors.InvalidDicomError):
         source.read(source.domain)
 

@@ -1,12 +1,9 @@
 """A mask with a bit for each voxel, filled plane by plane, against scipy on the whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from penstock.data.box import Box, Grid
-from penstock.data.filled_mask import FilledMask
+from penstock.data import Box, FilledMask, Grid
 
 from ..later import imported_later
 

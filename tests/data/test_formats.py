@@ -1,7 +1,5 @@
 """HDF5, NetCDF 4, NWB, Imaris, NIfTI and planes of TIFF, against the libraries that write them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess
@@ -18,6 +16,8 @@ from penstock.base.errors import UsageError
 from penstock.data import Box, open_source
 
 from ..later import imported_later
+
+pytestmark = pytest.mark.usefixtures("here")
 
 h5py = imported_later("h5py")
 nibabel = imported_later("nibabel")
@@ -43,11 +43,6 @@ def refused(path: str, *words: str, **knobs: Any) -> None:
     for word in words:
         assert word in str(error.value), error.value
     assert "\n" not in str(error.value)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("chunks", [None, (2, 16, 16)])
@@ -252,7 +247,7 @@ def test_planes(form: dict[str, Any]) -> None:
     refused("planes/none*.tif", "no file has such a name")
 
 
-def test_planes_share_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planes_share_one_cache(monkeypatch) -> None:
     """A brick of few planes has all of it: a share for each plane would decode each strip twice."""
     from penstock.data.stores import ometiff
 

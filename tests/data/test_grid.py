@@ -1,7 +1,5 @@
 """Box, grids, reflection and the geometry of bricks: tables, then laws."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.box import Box, Grid, flatten, indices, reflect, unflatten
+from penstock.data import Box, Grid, flatten, indices, reflect, unflatten
 from penstock.inference.tiling.geometry import Brick, Geometry
 from penstock.inference.tiling.parts import Parts
 
@@ -26,8 +24,7 @@ def test_a_box_that_ends_before_it_starts_is_refused() -> None:
 
 @given(sizes, sizes, st.integers(-50, 50), st.integers(-50, 50))
 def test_a_grid_tiles_its_domain_exactly(length: int, step: int, origin: int, anchor: int) -> None:
-    domain = Box.of((origin,), (length,))
-    grid = Grid(domain, (step,), (anchor,))
+    grid = Grid(Box.of((origin,), (length,)), (step,), (anchor,))
     covered = [x for box in grid for x in range(box.start[0], box.stop[0])]
     assert covered == list(range(origin, origin + length))
     assert len(grid) == len(list(grid))

@@ -1,7 +1,5 @@
 """Making an output, killed after any of its steps: the next run goes on either way."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -14,20 +12,13 @@ import pytest
 import tensorstore as ts
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
+from penstock.data import Box, open_source
 from penstock.data.stores import kvstore as stores_kvstore
 from penstock.data.stores import omezarr, tensorstore_open
 from penstock.data.stores import tensorstore as stores
 from penstock.data.stores.kvstore import local_path, open_kvstore
-from penstock.data.stores.open import open_source
 
-from .kit import (
-    DATA,
-    SINKS,
-    open_out,
-    out_spec,
-    write,
-)
+from .kit import DATA, SINKS, open_out, out_spec, write
 
 
 class Killed(Exception):
@@ -140,9 +131,7 @@ KILLED = [
 
 class TestKilledWhileItIsMade:
     @pytest.mark.parametrize(("make", "old", "way"), KILLED)
-    def test_it_goes_on_either_way(
-        self, make: Any, old: Any, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_goes_on(self, make: Any, old: Any, way: str, tmp_path, monkeypatch) -> None:
         spec, options = make(tmp_path)
         if isinstance(spec, dict):
             spec["metadata"]["shape"] = list(FEW.shape)
@@ -176,7 +165,7 @@ class TestKilledWhileItIsMade:
             np.testing.assert_array_equal(open_source(spec).read(DOMAIN_OF_FEW), FEW)
         assert steps > (2 if before else 0)
 
-    def test_what_is_half_deleted_is_still_not_taken_without_a_word(self, tmp_path: Path) -> None:
+    def test_what_is_half_deleted_is_still_not_taken_without_a_word(self, tmp_path) -> None:
         for spec in (tmp_path / "a.zarr", out_spec({"driver": "file", "path": str(tmp_path)})):
             folder = tmp_path / ("a.zarr" if isinstance(spec, Path) else "0")
             folder.mkdir()
@@ -190,9 +179,7 @@ class TestKilledWhileItIsMade:
                 with pytest.raises(UsageError, match=r"also holds notes\.txt"):
                     open_out(spec, **{way: True})
 
-    def test_what_may_not_be_deleted_is_known_before(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_may_not_be_deleted_is_known_before(self, tmp_path, monkeypatch) -> None:
         open_out(tmp_path / "a.zarr").create()
         before = tree(tmp_path)
         for path in (tmp_path / "a.zarr", tmp_path / "b.zarr"):

@@ -1,7 +1,5 @@
 """The lock of an output: who gets it, who is kept out, and what a member of a run may do."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -16,11 +14,9 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
+from penstock.data import Box, Sink, open_sink, open_source
 from penstock.data.stores import lock_place as room
 from penstock.data.stores.lock import Lost, OutputLock, run_at
-from penstock.data.stores.open import open_sink, open_source
-from penstock.data.stores.protocols import Sink
 
 
 def output(path: Path) -> Sink:
@@ -29,17 +25,17 @@ def output(path: Path) -> Sink:
 
 
 @pytest.fixture
-def sinks(tmp_path: Path) -> list[Sink]:
+def sinks(tmp_path) -> list[Sink]:
     return [output(tmp_path / "out.zarr")]
 
 
 @pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch) -> Any:
+def away(monkeypatch) -> Any:
     """Makes this process one of another machine from then on."""
     return lambda: monkeypatch.setattr(room, "_machine", lambda: "another")
 
 
-def test_of_many_runs_that_want_an_output_at_once_one_gets_it(tmp_path: Path) -> None:
+def test_of_many_runs_that_want_an_output_at_once_one_gets_it(tmp_path) -> None:
     barrier = threading.Barrier(8)
 
     def wants(number: int) -> OutputLock | UsageError:
@@ -73,9 +69,7 @@ def test_the_same_run_is_never_refused_and_another_until_it_is_released(sinks: l
     assert run_at(sinks[0]) == "b"
 
 
-def test_the_lock_of_a_process_that_has_ended_is_taken(
-    tmp_path: Path, sinks: list[Sink], away: Any
-) -> None:
+def test_the_lock_of_an_ended_process_is_taken(tmp_path, sinks: list[Sink], away: Any) -> None:
     """Of one that is not there any more, and of one whose number another process has by now."""
     killed, lock = subprocess.Popen(["true"]), tmp_path / "out.zarr.penstock-lock"
     killed.wait()
@@ -98,9 +92,7 @@ def test_the_lock_of_a_process_that_has_ended_is_taken(
     OutputLock.take(sinks, "b", take_over=True).check()
 
 
-def test_a_run_whose_folder_is_gone_holds_nothing_on_its_host(
-    tmp_path: Path, sinks: list[Sink], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_its_folder_holds_nothing(tmp_path, sinks: list[Sink], monkeypatch) -> None:
     """That of an array, and one of before a reboot; not one in another container."""
     folder, file = tmp_path / "out.zarr.penstock", tmp_path / "out.zarr.penstock-lock"
     host, boot, space = platform.node(), "boot", "pid:[1]"
@@ -135,9 +127,7 @@ def test_a_run_whose_folder_is_gone_holds_nothing_on_its_host(
         prepared.check()
 
 
-def test_a_run_whose_output_was_taken_over_writes_and_releases_nothing(
-    sinks: list[Sink], away: Any
-) -> None:
+def test_a_run_whose_output_was_taken_over_writes_nothing(sinks: list[Sink], away: Any) -> None:
     first = OutputLock.take(sinks, "a")
     member = OutputLock.take(sinks, "a", member=True)
     away()
@@ -151,9 +141,7 @@ def test_a_run_whose_output_was_taken_over_writes_and_releases_nothing(
         OutputLock.take(sinks, "a", member=True)
 
 
-def test_members_join_a_lock_that_was_handed_over_until_it_is_released(
-    sinks: list[Sink], tmp_path: Path
-) -> None:
+def test_members_join_a_lock_that_is_handed_over(sinks: list[Sink], tmp_path) -> None:
     with pytest.raises(Lost, match="was removed"):
         OutputLock.take(sinks, "a", member=True)
     prepared = OutputLock.take(sinks, "a")

@@ -1,7 +1,5 @@
 """Points matched by distance, against every assignment."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 

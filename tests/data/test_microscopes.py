@@ -1,7 +1,5 @@
 """CZI, ND2 and LIF, each as the library that is made for it reads it."""
 
-from __future__ import annotations
-
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +16,9 @@ from penstock.data.stores import sliced
 
 from ..later import imported_later
 from .microscope_files import write_lif, write_nd2
-from .test_formats import here as here
 from .test_formats import read, refused
+
+pytestmark = pytest.mark.usefixtures("here")
 
 czi = imported_later("pylibCZIrw.czi")
 nd2 = imported_later("nd2")
@@ -55,7 +54,7 @@ def test_czi(compression: str | None) -> None:
     assert [each["label"] for each in source.omero] == ["DAPI", "GFP"]
 
 
-def test_scenes_of_czi(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scenes_of_czi(capsys) -> None:
     write_czi("a.czi", scenes=2)
     refused("a.czi", "holds 2 scenes (0 70 x 90, 1 70 x 90); --series N takes one")
     refused("a.czi", "--series 2 does not exist; it has 2", series=2)
@@ -68,7 +67,7 @@ def test_scenes_of_czi(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tczyx 1 x 2 x 3 x 70 x 90 uint16" in capsys.readouterr().out
 
 
-def test_the_pyramid_of_a_czi_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pyramid_of_a_czi_is_read(capsys) -> None:
     """pylibCZIrw writes none: tiles become those of levels by a longer side in their headers."""
     sides, level = [(90, 70), (45, 35), (23, 18)], {}
     with czi.create_czi("a.czi") as file:
@@ -116,8 +115,7 @@ def test_a_block_of_czi_decodes_the_tiles_that_it_touches() -> None:
     whole[last + 32 + 256 : last + 32 + 900] = b"\xff" * 644
     Path("a.czi").write_bytes(whole)
     source = open_source("a.czi")
-    left = source.read(Box((0, 0, 0, 0, 0), (1, 2, 3, 70, 50)))
-    assert (left[0] == CZYX[..., :50]).all()
+    assert (source.read(Box((0, 0, 0, 0, 0), (1, 2, 3, 70, 50)))[0] == CZYX[..., :50]).all()
     with pytest.raises(RuntimeError):
         source.read(source.domain)
 
@@ -175,7 +173,7 @@ def images() -> dict[str, tuple[str, NDArray[Any]]]:
     }
 
 
-def test_lif_is_read_as_liffile_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lif_is_read_as_liffile_reads_it(capsys) -> None:
     write_lif("a.lif", images())
     refused("a.lif", "holds 3 images (0 stack 2 x 3 x 70 x 90, 1 colours", "--series N takes one")
     refused("a.lif::none", "has no image none; it holds stack (2 x 3 x 70 x 90), colours")

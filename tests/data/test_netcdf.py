@@ -1,7 +1,5 @@
 """NetCDF files as samples: against xarray, whatever their axes are called."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -11,8 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.data.netcdf import open_netcdf
-from penstock.data.packed.format import open_dataset
+from penstock.data import open_dataset, open_netcdf
 
 from ..places import SHARED
 from .kit import read
@@ -21,7 +18,7 @@ ERA = SHARED / "era-interim-uvz.nc"
 
 
 @pytest.fixture(scope="module")
-def weather(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weather(tmp_path_factory) -> Path:
     """Six steps of a variable with levels and one without, and one that never changes."""
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
@@ -44,7 +41,7 @@ def weather(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_netcdf_is_stacked_by_variable_step_and_level(weather: Path, tmp_path: Path) -> None:
+def test_a_netcdf_is_stacked_by_variable_step_and_level(weather: Path, tmp_path) -> None:
     import xarray
 
     assert main(["generate", "--from", str(weather), str(tmp_path / "data")]) == 0
@@ -64,7 +61,7 @@ def test_a_netcdf_is_stacked_by_variable_step_and_level(weather: Path, tmp_path:
         np.testing.assert_array_equal(targets[row], np.stack(ahead, axis=-1))
 
 
-def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path) -> None:
+def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path) -> None:
     words = ["generate", "--from", str(weather), str(tmp_path / "data"), "--inputs", "s"]
     words += ["--targets", "t", "--offsets", "-2", "0", "--target-offset", "3", "--samples", "1"]
     assert main(words) == 0
@@ -88,7 +85,7 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path
     ],
 )
 def test_what_a_file_does_not_have_is_refused(
-    flags: str, sentence: str, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, sentence: str, weather: Path, tmp_path, capsys
 ) -> None:
     words = ["generate", "--from", str(weather), str(tmp_path / "data"), *flags.split()]
     assert main(words) == 2
@@ -107,9 +104,7 @@ MONTHS = {"units": "months since 1850-01-01", "calendar": "standard", "bounds": 
 """Which nobody can decode."""
 
 
-def test_corners_of_cells_are_no_weather_and_months_no_hindrance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corners_of_cells_are_no_weather_and_months_no_hindrance(tmp_path, capsys) -> None:
     """An ocean on a curvilinear grid, as CMIP6 has it."""
     tos = np.arange(5 * 4 * 6, dtype="f4").reshape(5, 4, 6)
     corners = {"bounds": "vertices_latitude"}
@@ -148,7 +143,7 @@ def test_corners_of_cells_are_no_weather_and_months_no_hindrance(
     ],
 )
 def test_the_axes_are_found_by_what_is_said_of_them(
-    axes: str, dims: str, about: dict[str, Any], unlimited: list[str], tmp_path: Path
+    axes: str, dims: str, about: dict[str, Any], unlimited: list[str], tmp_path
 ) -> None:
     """Before the variable comes another, whose first axis is another and which never changes."""
     dim, latitude, longitude = dims.split()
@@ -187,7 +182,7 @@ def series(
     return netcdf(path, {"t": (("time", "lat", "lon"), stacked.copy())}, coords)
 
 
-def test_no_sample_crosses_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_sample_crosses_a_gap(tmp_path, capsys) -> None:
     hours = [0, 6, 12, 18, 30, 36, 42]
     path = series(tmp_path / "gap.nc", hours, hours)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
@@ -210,25 +205,20 @@ def test_no_sample_crosses_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([20200130, 20200131, 20200201], "day as %Y%m%d.%f", "is not their difference"),
     ],
 )
-def test_steps_in_disorder_are_refused(
-    hours: list[float], units: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_disorder_is_refused(hours: list[float], units: str, why: str, tmp_path, capsys) -> None:
     path = series(tmp_path / "a.nc", hours, hours, units)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 2
     assert why in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
 
-def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(tmp_path, capsys) -> None:
     values = [0.0, 6, np.nan, 18, 24]
     path = series(tmp_path / "nan.nc", [0, 6, 12, 18, 24], values)
     words = ["generate", "--from", str(path), "--offsets", "0", "--target-offset", "0"]
     assert main([*words, str(tmp_path / "data")]) == 0
     assert "4 of inputs t" in capsys.readouterr().out
-    packed = open_dataset(tmp_path / "data")
-    assert set(packed.document["not_finite"].values()) == {4}
+    assert set(open_dataset(tmp_path / "data").document["not_finite"].values()) == {4}
     saved = np.load(tmp_path / "data" / "statistics.npz")
     assert saved["inputs.mean"] == pytest.approx(np.nanmean(values))
     assert saved["inputs.std"] == pytest.approx(np.nanstd(values))
@@ -238,7 +228,7 @@ def test_what_is_not_finite_is_no_part_of_statistics_and_is_counted(
     assert "has no finite value in any sample" in capsys.readouterr().err
 
 
-def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_netcdf_is_refused(tmp_path, capsys) -> None:
     pytest.importorskip("netCDF4")
     (tmp_path / "text.nc").write_text("not a NetCDF at all")
     assert main(["generate", "--from", str(tmp_path / "text.nc"), str(tmp_path / "data")]) == 2
@@ -248,9 +238,7 @@ def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.slow
 @pytest.mark.skipif(not ERA.exists(), reason=f"{ERA} is absent")
 @pytest.mark.filterwarnings("ignore:variable .* has non-conforming")
-def test_real_reanalysis_is_packed_to_the_bit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_real_reanalysis_is_packed_to_the_bit(tmp_path, capsys) -> None:
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
     words = ["generate", "--from", str(ERA), str(tmp_path / "data")]
@@ -262,9 +250,7 @@ def test_real_reanalysis_is_packed_to_the_bit(
                                                     "u_200_t+0")  # fmt: skip
     with xarray.open_dataset(ERA, engine="netcdf4") as data:
         for name, month in (("inputs", 0), ("targets", 1)):
-            levels = [
-                data[variable].values[month, level] for variable in "zuv" for level in range(3)
-            ]
+            levels = [data[v].values[month, level] for v in "zuv" for level in range(3)]
             expected = np.stack(levels, axis=-1).astype(np.float32)
             np.testing.assert_array_equal(read(packed, name)[0], expected)
     assert packed.arrays["inputs"].chunks == (1, 241, 480, 3)

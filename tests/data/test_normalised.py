@@ -1,14 +1,9 @@
 """Values that are normalised as they are read, and their limits, against numpy on the whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from penstock.data.box import Box, Grid
-from penstock.data.filled_mask import FilledMask, ValueLimits
-from penstock.data.normalize import Scaling
-from penstock.data.stores.open import open_source
+from penstock.data import Box, FilledMask, Grid, Scaling, ValueLimits, open_source
 from penstock.data.stores.resampled import ChannelValues, NormalisedSource
 
 SHAPE = (6, 9, 8)
@@ -29,9 +24,7 @@ def pieces(limits: ValueLimits, values: np.ndarray, axis: int | None) -> None:
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize(("dtype", "keeps"), [("int16", True), ("float32", False)])
-def test_limits_are_the_ends_of_what_counts_and_zero_where_some_does_not(
-    axis: int | None, dtype: str, keeps: bool
-) -> None:
+def test_limits_are_ends_of_what_counts_or_zero(axis: int | None, dtype: str, keeps: bool) -> None:
     values = VALUES.astype(dtype)
     if dtype == "float32":
         values[0, 5, 0, 0] = np.nan  # which says nothing
@@ -75,8 +68,7 @@ def test_a_source_is_normalised_as_it_is_read(masked: bool) -> None:
     assert (source.read(source.domain)[0] == VALUES).all(), "as stored, until it is known how"
     mask = FilledMask(Box.of((0, 0, 0), SHAPE))
     mask.put(mask.box, INSIDE[0])
-    scaling = Scaling(-1.0, 4.0, (0.0, 1.5), not masked)
-    how = ChannelValues(scaling, mask if masked else None)
+    how = ChannelValues(Scaling(-1.0, 4.0, (0.0, 1.5), not masked), mask if masked else None)
     scaled = source.normalised_by({(0, 0): how, (0, 1): ChannelValues(Scaling(0.0, 1.0))})
     expected = ((VALUES[0] + 1) / 4).clip(0, 1.5) * (INSIDE[0] if masked else VALUES[0] != 0)
     got = scaled.with_cache(1 << 16).read(scaled.domain)[0]

@@ -1,7 +1,5 @@
 """Percentiles against numpy, for every dtype; scalings that never divide by nothing."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np
@@ -88,5 +86,4 @@ def test_a_sparse_block_stays_finite() -> None:
     """99.95 % background: both percentiles agree and one bright voxel must not become 1e9."""
     block = np.full(10_000, 100, np.uint16)
     block[:5] = 1100
-    scaling = Normalisation("percentiles", 0.5, 99.9).of_array(block)
-    assert scaling == Scaling(100, 1000)
+    assert Normalisation("percentiles", 0.5, 99.9).of_array(block) == Scaling(100, 1000)

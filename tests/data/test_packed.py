@@ -1,13 +1,10 @@
 """Packed data sets: folders that prove what they hold."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading
 import weakref
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import StageError, UsageError
+from penstock.data import Packed, open_dataset, write_data_set
 from penstock.data.packed import format
 from penstock.data.packed import write as dataset
 from penstock.data.packed.audit import Audit, Delivery
-from penstock.data.packed.format import Packed, open_dataset
 from penstock.data.packed.write import Moments
-from penstock.data.scenes.synthetic import write_data_set
 
 from .kit import PLAIN, SMALL, read, small_sample, write_small
 
@@ -34,13 +30,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+def small(tmp_path_factory) -> Packed:
     """Written once. Nobody changes it."""
     return write_small(tmp_path_factory.mktemp("packed") / "data")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_packed_is_what_was_made(layout: str, tmp_path: Path) -> None:
+def test_what_is_packed_is_what_was_made(layout: str, tmp_path) -> None:
     packed = write_small(tmp_path / "data", **LAYOUTS[layout])
     truth = [small_sample(index) for index in range(5)]
     assert packed.ids.tolist() == [100, 101, 102, 103, 104]
@@ -62,7 +58,7 @@ def test_what_is_packed_is_what_was_made(layout: str, tmp_path: Path) -> None:
     assert packed.statistics()["targets"][1][2] == 0  # the channel that never changes
 
 
-def test_the_ratio_is_of_the_files_and_counts_no_padding_as_data(tmp_path: Path) -> None:
+def test_the_ratio_is_of_the_files_and_counts_no_padding_as_data(tmp_path) -> None:
     packed = write_small(tmp_path / "data")
     chunks = [p for p in packed.root.rglob("*") if p.is_file() and p.name[0].isdigit()]
     stored = sum(path.stat().st_size for path in chunks)
@@ -71,7 +67,7 @@ def test_the_ratio_is_of_the_files_and_counts_no_padding_as_data(tmp_path: Path)
     assert packed.document["compression_ratio"] == 5 * 4 * 6 * 8 * 4 / stored
 
 
-def test_the_axes_are_named_where_xarray_looks_for_them(tmp_path: Path) -> None:
+def test_the_axes_are_named_where_xarray_looks_for_them(tmp_path) -> None:
     zarr = pytest.importorskip("zarr")
     for version, shards in ((2, None), (3, 2)):
         packed = write_small(tmp_path / f"v{version}", shards=shards)
@@ -80,7 +76,7 @@ def test_the_axes_are_named_where_xarray_looks_for_them(tmp_path: Path) -> None:
         assert tuple(names) == packed.arrays["inputs"].axes
 
 
-def test_no_more_samples_are_held_than_there_are_workers(tmp_path: Path) -> None:
+def test_no_more_samples_are_held_than_there_are_workers(tmp_path) -> None:
     lock, held, most = threading.Lock(), 0, 0
 
     def let_go() -> None:
@@ -101,7 +97,7 @@ def test_no_more_samples_are_held_than_there_are_workers(tmp_path: Path) -> None
     assert most <= 6, "TensorStore lets go of what it wrote a moment after it says so"
 
 
-def test_a_failure_names_the_sample_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+def test_a_failure_names_the_sample_and_leaves_nothing_that_looks_whole(tmp_path) -> None:
     def fail(index: int) -> dict[str, np.ndarray]:
         if index == 3:
             raise OSError("the tape is torn")
@@ -118,7 +114,7 @@ def test_a_failure_names_the_sample_and_leaves_nothing_that_looks_whole(tmp_path
     assert write_small(tmp_path / "data", overwrite=True).num_samples == 5
 
 
-def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path: Path) -> None:
+def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path) -> None:
     root = tmp_path / "data"
     write_small(root, 5)
     with pytest.raises(UsageError, match="exists; use --overwrite"):
@@ -144,7 +140,7 @@ def test_overwrite_removes_a_packed_data_set_and_nothing_else(tmp_path: Path) ->
         write_small(tmp_path / "file" / "data")
 
 
-def test_overwrite_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
+def test_overwrite_follows_no_path_out_of_the_folder(tmp_path) -> None:
     (tmp_path / "victim").mkdir()
     root = tmp_path / "data"
     root.mkdir()
@@ -162,7 +158,7 @@ def test_overwrite_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
     assert not (root / "link.zarr").is_symlink()
 
 
-def test_a_data_set_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
+def test_a_data_set_larger_than_the_disk_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"are .* PiB before compression and .* free; lower"):
         dataset.write_dataset(tmp_path / "data", SMALL, range(10**14), small_sample, **PLAIN)
     with pytest.raises(UsageError, match=r"scenes are .* PiB before compression and .* free"):
@@ -186,7 +182,7 @@ def test_a_data_set_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_whole_is_not_opened(
-    harm: str | dict[str, Any], sentence: str, small: Packed, tmp_path: Path
+    harm: str | dict[str, Any], sentence: str, small: Packed, tmp_path
 ) -> None:
     """Without a file, or with something else in its document."""
     root = shutil.copytree(small.root, tmp_path / "data")
@@ -243,14 +239,12 @@ def audited(packed: Packed, planned: list[list[int]], came: list[list[int]]) -> 
         ([[4, 2, 3], [0, 1]], Delivery(1, 0, 2)),  # one too many
     ],
 )
-def test_the_audit_goes_by_the_bytes(
-    came: list[list[int]], delivery: Delivery, small: Packed
-) -> None:
+def test_the_audit_is_of_bytes(came: list[list[int]], delivery: Delivery, small: Packed) -> None:
     assert audited(small, [[4, 2], [0, 1]], came) == delivery
     assert delivery.right == (delivery == Delivery(0, 0, 0))
 
 
-def test_samples_that_are_alike_stand_for_themselves(tmp_path: Path) -> None:
+def test_samples_that_are_alike_stand_for_themselves(tmp_path) -> None:
     """As of a land mask, or of a world at rest: their checksums are one."""
     packed = dataset.write_dataset(
         tmp_path / "data", SMALL, range(4), lambda index: small_sample(index // 2), **PLAIN

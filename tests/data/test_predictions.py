@@ -1,7 +1,5 @@
 """Files of a score: predictions, labels, shorelines."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
@@ -22,7 +20,7 @@ from .kit import as_predictions, some_labels
 HEADER = ",".join([*PREDICTED_COLUMNS, "distance_from_shore_km", "confidence"])
 
 
-def test_predictions_come_back(tmp_path: Path) -> None:
+def test_predictions_come_back(tmp_path) -> None:
     labels = some_labels()
     predicted = Objects.of(
         labels.scene, labels.points + 0.25, is_vessel=[1, 0, -1, 1], is_fishing=[0, 1, -1, 0],
@@ -58,9 +56,7 @@ def test_predictions_come_back(tmp_path: Path) -> None:
         (f"{HEADER}\n", "holds no labels to score against"),
     ],
 )
-def test_what_is_wrong_with_labels_is_said_in_one_sentence(
-    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_with_labels_is_said(text: str, message: str, tmp_path, capsys) -> None:
     labels, predicted = tmp_path / "labels.csv", tmp_path / "p.csv"
     labels.write_text(text)
     write_predictions(predicted, as_predictions(some_labels()))
@@ -79,9 +75,7 @@ def test_what_is_wrong_with_labels_is_said_in_one_sentence(
         ("a", ""),
     ],
 )
-def test_scene_ids_that_match_nothing_are_told(
-    scenes: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scenes_that_match_nothing_are_told(scenes: str, sentence: str, tmp_path, capsys) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text(f"{HEADER}\n1,2,a,True,False,20,1,HIGH\n")
     write_predictions(tmp_path / "p.csv", Objects.of([*scenes], [[1, 2]] * len(scenes)))
@@ -91,9 +85,7 @@ def test_scene_ids_that_match_nothing_are_told(
     assert (sentence in output) if sentence else ("--inference-file" not in output)
 
 
-def test_the_command_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_is_missing(tmp_path, capsys) -> None:
     predicted, labels, out = tmp_path / "p.csv", tmp_path / "labels.csv", tmp_path / "out.json"
     write_predictions(predicted, as_predictions(some_labels()))
     labels.write_text(f"{HEADER}\n50,100,a,True,True,20,0.5,HIGH\n")
@@ -110,7 +102,7 @@ def test_the_command_says_what_is_missing(
 
 
 @pytest.mark.parametrize("lengths", [(), (3,), (3, 5), (4, 4)])
-def test_shorelines_come_back(lengths: tuple[int, ...], tmp_path: Path) -> None:
+def test_shorelines_come_back(lengths: tuple[int, ...], tmp_path) -> None:
     contours = [np.arange(2.0 * n).reshape(n, 2) for n in lengths]
     write_shoreline(tmp_path / "s.npy", contours)
     for path in (tmp_path / "s.npy", tmp_path / "plain.npy"):
@@ -118,8 +110,7 @@ def test_shorelines_come_back(lengths: tuple[int, ...], tmp_path: Path) -> None:
             if len(set(lengths)) != 1:
                 return
             np.save(path, np.array(contours))
-        back = read_shoreline(path)
-        assert [c.tolist() for c in back] == [c.tolist() for c in contours]
+        assert [c.tolist() for c in read_shoreline(path)] == [c.tolist() for c in contours]
     assert len(np.load(tmp_path / "s.npy", allow_pickle=True)) == len(lengths), "as numpy has it"
 
 
@@ -128,8 +119,7 @@ class Evil:
         return (Path.touch, (Path("evil"),))
 
 
-def test_a_shoreline_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_shoreline_runs_no_code(tmp_path, here) -> None:
     array = np.empty(1, object)
     array[0] = Evil()
     np.save(tmp_path / "s.npy", array, allow_pickle=True)
@@ -141,7 +131,7 @@ def test_a_shoreline_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "shape", "pickle"])
-def test_a_damaged_shoreline_is_named(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_shoreline_is_named(damage: str, tmp_path) -> None:
     path = tmp_path / "s.npy"
     write_shoreline(path, [np.zeros((9, 2))])
     if damage == "cut":

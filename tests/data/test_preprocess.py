@@ -1,7 +1,5 @@
 """Preprocessing: all or nothing, and one sentence for bad input."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -17,10 +15,8 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.data.scenes.chips import Chips
-from penstock.data.scenes.labels import read_labels
+from penstock.data import Chips, read_labels, scene_folders
 from penstock.data.scenes.rasters import NODATA
-from penstock.data.scenes.scene import scene_folders
 
 from ..places import ROOT
 from ..preloaded import started
@@ -35,9 +31,7 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_what_is_done_is_not_done_again(
-    data: Path, chipped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_done_is_not_done_again(data: Path, chipped: Path, capsys) -> None:
     before = everything(chipped)
     assert main(words_of(data, chipped, "--overlap", str(OVERLAP))) == 0
     assert "2 scenes were done before" in capsys.readouterr().out
@@ -48,7 +42,7 @@ def test_what_is_done_is_not_done_again(
 
 
 @pytest.mark.slow
-def test_results_do_not_depend_on_workers(data: Path, chipped: Path, tmp_path: Path) -> None:
+def test_results_do_not_depend_on_workers(data: Path, chipped: Path, tmp_path) -> None:
     words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
     words[words.index("--num_workers") + 1] = "1"
     assert main(words) == 0
@@ -60,7 +54,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_path) -> None:
     out = tmp_path / "out"
     words = words_of(data, out, "--overlap", str(OVERLAP))
     run = started(tmp_path, words)
@@ -73,9 +67,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(data: Path, chipped: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_raster_that_changed_is_cut_again_only_when_told(
-    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_raster_is_cut_again_if_told(data: Path, chipped: Path, tmp_path, capsys) -> None:
     for made, folder in ((data, "d"), (chipped, "c")):
         shutil.copytree(made, tmp_path / folder)
     words = words_of(tmp_path / "d", tmp_path / "c", "--overlap", str(OVERLAP))
@@ -97,9 +89,7 @@ def test_a_raster_that_changed_is_cut_again_only_when_told(
 
 
 @pytest.mark.slow
-def test_rows_of_one_scene_leave_the_others_done(
-    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_one_scene_leave_others_done(data: Path, chipped: Path, tmp_path, capsys) -> None:
     """A scene is its own labels, wherever in the file they stand."""
     shutil.copytree(chipped, tmp_path / "c")
     words = words_of(data, tmp_path / "c", "--overlap", str(OVERLAP))
@@ -129,7 +119,7 @@ def drop_labels(data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path, capsys
 ) -> None:
     import rasterio
 
@@ -164,9 +154,7 @@ def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted
 
 
 @pytest.mark.slow
-def test_values_that_16_bits_do_not_hold_are_refused(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_that_16_bits_do_not_hold_are_refused(data: Path, tmp_path, capsys) -> None:
     import rasterio
 
     shutil.copytree(data, tmp_path / "d")
@@ -220,11 +208,7 @@ def nothing_valid(data: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(
-    damage: Callable[[Path], None],
-    sentence: str,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None], sentence: str, data: Path, tmp_path, capsys
 ) -> None:
     shutil.copytree(data, tmp_path / "d")
     damage(tmp_path / "d")
@@ -243,9 +227,7 @@ BENCHMARK = ROOT / "benchmarks" / "preprocess.py"
 
 
 @pytest.mark.slow
-def test_quick_benchmark_measures_every_contender(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_benchmark_measures_every_contender(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     readme = BENCHMARK.with_name("README.md").read_text()
     command = [sys.executable, str(BENCHMARK), "--quick", "--results", str(tmp_path)]
@@ -253,23 +235,17 @@ def test_quick_benchmark_measures_every_contender(
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("*-preprocess.json")
     launches = json.loads(file.read_text())["launches"]
-    assert [row["contender"] for row in launches] == list(
-        runpy.run_path(str(BENCHMARK))["CONTENDERS"]
-    )
+    assert [row["contender"] for row in launches] == [*runpy.run_path(str(BENCHMARK))["CONTENDERS"]]
     assert all(row["chips"] == 8 and row["peak_rss"] > 0 for row in launches)
     assert BENCHMARK.with_name("README.md").read_text() == readme
 
 
-def test_chips_go_to_no_place_that_cannot_be_written(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chips_go_to_no_place_that_cannot_be_written(data: Path, capsys) -> None:
     assert main(words_of(data, Path("/proc/chips"), "--overlap", "0")) == 2
     assert "--output-dir /proc/chips: /proc may not be written to" in capsys.readouterr().err
 
 
-def test_a_users_folder_of_a_scenes_name_is_left_alone(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_folder_of_a_scenes_name_is_left_alone(data: Path, tmp_path, capsys) -> None:
     name = min(scene_folders(data, "train"))
     mine = tmp_path / "c" / "train" / name / "chips.zarr" / "mine"
     mine.parent.mkdir(parents=True)

@@ -1,7 +1,5 @@
 """Scenes cut on the workers of a cluster: the bytes of one process, whoever dies."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -13,11 +11,9 @@ import pytest
 
 from penstock.base import UsageError
 from penstock.cli import main
+from penstock.data import ChipRecord, read_labels, scene_folders
 from penstock.data.scenes import cutting
 from penstock.data.scenes.cutting import SceneJob, cut_task
-from penstock.data.scenes.labels import read_labels
-from penstock.data.scenes.scene import scene_folders
-from penstock.data.scenes.windows import ChipRecord
 
 from ..preloaded import forked_workers, started
 from .kit import CHIP, NAMES, OVERLAP, words_of
@@ -38,7 +34,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_scene_that_fails_is_named_and_the_others_are_kept(
-    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, chipped: Path, tmp_path, capsys
 ) -> None:
     copy, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(data, copy)
@@ -65,7 +61,7 @@ def test_a_scene_that_fails_is_named_and_the_others_are_kept(
 
 @pytest.mark.slow
 def test_a_client_that_is_killed_is_taken_over_by_another(
-    data: Path, chipped: Path, tmp_path: Path
+    data: Path, chipped: Path, tmp_path
 ) -> None:
     words = words_of(data, tmp_path / "out", "--overlap", str(OVERLAP), "--cluster", "local:2")
     client = started(tmp_path, words)
@@ -78,7 +74,7 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
     assert everything(tmp_path / "out") == everything(chipped)
 
 
-def test_a_worker_that_was_taken_for_dead_spoils_nothing(data: Path, tmp_path: Path) -> None:
+def test_a_worker_that_was_taken_for_dead_spoils_nothing(data: Path, tmp_path) -> None:
     """It cuts on while another has cut the scene and moved it into place."""
     name, folder = min(scene_folders(data, "train").items())
     labels = read_labels(data / "labels" / "train.csv")[name]

@@ -1,7 +1,5 @@
 """Levels against numpy on the whole array: odd shapes, kinds of values, kills, metadata."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -13,9 +11,8 @@ from numpy.typing import NDArray
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data import Box, OutputLock, open_sink, open_source, open_written, run_at
+from penstock.data import Box, OutputLock, add_levels, open_sink, open_source, open_written, run_at
 from penstock.data.levels import levels_below, reduced
-from penstock.data.stores.pyramid import add_levels
 
 from ..parameters import mainly, paired
 
@@ -113,7 +110,7 @@ FORMS = [{"ome_version": "0.4"}, {"ome_version": "0.5"}, {"shards": (8, 16, 16)}
 
 
 @pytest.mark.parametrize(("form", "rule"), mainly(paired(FORMS, ["mean", "mode"]), 1))
-def test_levels_of_an_image(tmp_path: Path, form: dict[str, Any], rule: Any) -> None:
+def test_levels_of_an_image(tmp_path, form: dict[str, Any], rule: Any) -> None:
     array = values("labels" if rule == "mode" else "uint16", (2, 9, 19, 21))
     path = image(tmp_path / "a.zarr", array, **form)
     done: list[int] = []
@@ -132,7 +129,7 @@ def test_levels_of_an_image(tmp_path: Path, form: dict[str, Any], rule: Any) -> 
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
-def test_times_without_channels_keep_their_axis(tmp_path: Path, version: str) -> None:
+def test_times_without_channels_keep_their_axis(tmp_path, version: str) -> None:
     """Zarr 2 does not name it, and four dimensions may as well be c z y x."""
     array = values("uint16", (2, 1, 9, 19, 21))
     path = image(tmp_path / "a.zarr", array, ome_version=version)
@@ -141,9 +138,7 @@ def test_times_without_channels_keep_their_axis(tmp_path: Path, version: str) ->
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_what_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_with_what_is_stored(tmp_path, monkeypatch) -> None:
     array = values("uint16", (13, 37, 41)) | 1
     path, right = image(tmp_path / "a.zarr", array), image(tmp_path / "b.zarr", array)
     add_levels(right, rule="mean", count=3)
@@ -166,7 +161,7 @@ def test_a_killed_run_goes_on_with_what_is_stored(
     assert sum(again) <= total - sum(done[:-1])  # at most what was under way is made twice
 
 
-def test_levels_that_are_there_are_kept_or_made_anew(tmp_path: Path) -> None:
+def test_levels_that_are_there_are_kept_or_made_anew(tmp_path) -> None:
     path = image(tmp_path / "a.zarr", values("uint16", (8, 16, 16)))
     (tmp_path / "a.zarr" / ".zmetadata").write_text("{}")
     add_levels(path, rule="mean", count=3)
@@ -179,7 +174,7 @@ def test_levels_that_are_there_are_kept_or_made_anew(tmp_path: Path) -> None:
     assert not [file for file in (tmp_path / "a.zarr" / "2").rglob("*") if file.is_file()]
 
 
-def test_what_is_no_image(tmp_path: Path) -> None:
+def test_what_is_no_image(tmp_path) -> None:
     ts.open(
         {"driver": "zarr3", "kvstore": f"file://{tmp_path}/plain", "create": True},
         dtype=ts.uint8, shape=[4, 4],
@@ -195,9 +190,7 @@ def test_what_is_no_image(tmp_path: Path) -> None:
         add_levels(path, rule="mean")
 
 
-def test_the_verb_takes_the_dtypes_of_labels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_takes_the_dtypes_of_labels(tmp_path, capsys) -> None:
     array = values("labels", (4, 16, 16)).astype("uint64") << 40
     path = image(tmp_path / "a.zarr", array)
     assert main(["pyramid", path, "--rule", "mode", "--levels", "2"]) == 0
@@ -206,9 +199,7 @@ def test_the_verb_takes_the_dtypes_of_labels(
     assert (np.asarray(made).squeeze() == windows(array, (2, 2, 2), mode)).all()
 
 
-def test_levels_are_made_under_the_lock_of_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_levels_are_made_under_the_lock_of_runs(tmp_path, capsys) -> None:
     path = image(tmp_path / "a.zarr", values("uint16", (8, 16, 16)))
     prepared = OutputLock.take([open_written(path, "")], "array")
     prepared.name()

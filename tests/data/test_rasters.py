@@ -1,7 +1,5 @@
 """What a raster's file says of its values and its place holds, or the file is refused."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable
@@ -15,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.data.scenes.scene import CHANNELS, Scene
-from penstock.data.stores.open import open_source
+from penstock.data import CHANNELS, Scene, open_source
 
 from ..later import imported_later
 
@@ -104,7 +101,7 @@ VALUES: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("missing", VALUES)
-def test_what_a_file_says_of_its_values_holds(missing: str, tmp_path: Path) -> None:
+def test_what_a_file_says_of_its_values_holds(missing: str, tmp_path) -> None:
     value, profile = VALUES[missing]
     values = radar()
     values[HOLE] = value
@@ -116,9 +113,7 @@ def test_what_a_file_says_of_its_values_holds(missing: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("nodata", [-32768.0, None])
 @pytest.mark.parametrize("profile", [{"dtype": "float32"}, HALVES])
-def test_pieces_that_are_left_out_are_no_data(
-    profile: dict[str, Any], nodata: float | None, tmp_path: Path
-) -> None:
+def test_left_out_pieces_are_void(profile: dict[str, Any], nodata: float | None, tmp_path) -> None:
     """SPARSE_OK: the file is whole. Without a no-data value they are 0, as GDAL has it."""
     values = radar()
     values[:256] = nodata or 0
@@ -133,9 +128,7 @@ def test_pieces_that_are_left_out_are_no_data(
 
 
 @given(drawn=st.data())
-def test_any_raster_is_what_rasterio_reads_or_refused(
-    drawn: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_raster_is_what_rasterio_reads_or_refused(drawn: st.DataObject, tmp_path_factory) -> None:
     dtype = drawn.draw(st.sampled_from(["uint8", "int16", "uint16", "float32", "float64", "halves",
                                        "complex64"]))  # fmt: skip
     profile: dict[str, Any] = HALVES if dtype == "halves" else {"dtype": dtype}
@@ -187,7 +180,7 @@ PLACES: dict[str, tuple[str, Affine | float]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_coarse_raster_lies_where_it_says(place: str, tmp_path: Path) -> None:
+def test_a_coarse_raster_lies_where_it_says(place: str, tmp_path) -> None:
     """Warped by rasterio straight to the radar's grid, the raster is the same."""
     crs, at = PLACES[place]
     if not isinstance(at, Affine):
@@ -285,7 +278,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("change", "sentence"), REFUSED)
 def test_what_cannot_be_right_is_refused_by_name(
-    change: Callable[[Path], object], sentence: str, tmp_path: Path
+    change: Callable[[Path], object], sentence: str, tmp_path
 ) -> None:
     for name in ("vh", "vv"):
         tif(tmp_path / CHANNELS[name].file, radar())
@@ -308,7 +301,7 @@ def test_what_cannot_be_right_is_refused_by_name(
     ],
 )
 def test_what_a_user_should_know_of_a_place_is_noted(
-    place: Affine, crs: str | None, note: str, tmp_path: Path
+    place: Affine, crs: str | None, note: str, tmp_path
 ) -> None:
     tif(tmp_path / VH, radar(), place, crs)
     with Scene(tmp_path, ("vh",)) as scene:
@@ -323,7 +316,7 @@ RPC_LISTS = [f"{of}_{what}_coeff" for of in ("line", "samp") for what in ("num",
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
 @pytest.mark.parametrize("by", ["points", "rpcs"])
-def test_points_and_alpha_are_named(by: str, tmp_path: Path) -> None:
+def test_points_and_alpha_are_named(by: str, tmp_path) -> None:
     place = str(tmp_path / "in.tif")
     profile = {"driver": "GTiff", "width": 8, "height": 4, "count": 2, "dtype": "uint8"}
     profile["ALPHA"] = "YES"

@@ -1,7 +1,5 @@
 """Stores in a bucket and behind a web server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +7,9 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
+from penstock.data import Box, open_source, overlap
 from penstock.data.stores import kvstore, tensorstore
 from penstock.data.stores.kvstore import kvstore_of, open_kvstore
-from penstock.data.stores.open import open_source
-from penstock.data.stores.protocols import overlap
 
 from ..loading.kit import Quiet, served
 from ..seed_spec import seed_out_spec
@@ -44,7 +40,7 @@ class TestS3:
         assert overlap(source, sink)
 
     @pytest.mark.slow
-    def test_plain_urls(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_plain_urls(self, s3_endpoint: str, monkeypatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
         domain = Box.of((0,) * 5, (1, 1, *SHAPE[2:]))  # one chunk
         for name in ("a.zarr", "a.n5"):
@@ -88,7 +84,7 @@ class TestS3:
 
 
 class TestHttp:
-    def test_a_web_server_is_read_and_never_written(self, tmp_path: Path) -> None:
+    def test_a_web_server_is_read_and_never_written(self, tmp_path) -> None:
         path = build_ome_zarr_05(tmp_path)
         with served(tmp_path) as url:
             source = open_source(f"{url}/{path.name}")
@@ -97,7 +93,7 @@ class TestHttp:
             with pytest.raises(UsageError, match="cannot be written over HTTP"):
                 open_out(f"{url}/out.zarr")
 
-    def test_a_signature_stays_behind_the_path(self, tmp_path: Path) -> None:
+    def test_a_signature_stays_behind_the_path(self, tmp_path) -> None:
         """The server refuses requests without it, and what a run keeps of its input lacks it."""
         path, query = build_ome_zarr_05(tmp_path), "?part=2&sig=s1gnature"
 
@@ -117,7 +113,7 @@ class TestHttp:
             kept = kvstore.address(open_kvstore(kvstore_of(f"{url}{query}"), "").spec())
             assert "part=2" in kept and "s1gnature" not in kept
 
-    def test_a_server_that_denies_what_it_lacks_is_read(self, tmp_path: Path) -> None:
+    def test_a_server_that_denies_what_it_lacks_is_read(self, tmp_path) -> None:
         """As a bucket does that may be read and not listed."""
         write("zarr", tmp_path / "a.zarr", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
 

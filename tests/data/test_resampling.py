@@ -1,7 +1,5 @@
 """Resampling box by box against scipy on the whole."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -12,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.data.box import Box
-from penstock.data.resampling import Resampling
-from penstock.data.stores.open import open_source
-from penstock.data.stores.resampled import ResampledSource, on_grid
+from penstock.data import Box, ResampledSource, Resampling, on_grid, open_source
 
 from ..later import imported_later
 
@@ -30,8 +25,7 @@ SHAPES = [
 
 def zoomed(array: NDArray[Any], shape: tuple[int, ...], order: int) -> NDArray[Any]:
     zoom = [to / of for of, to in zip(array.shape, shape, strict=True)]
-    made: NDArray[Any] = ndimage.zoom(array, zoom, order=order, mode="nearest", grid_mode=True)
-    return made
+    return ndimage.zoom(array, zoom, order=order, mode="nearest", grid_mode=True)
 
 
 def some_boxes(domain: Box, seed: int) -> list[Box]:
@@ -89,9 +83,7 @@ def test_a_voxel_is_given_to_those_that_need_it(
 
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize(("of", "to"), SHAPES)
-def test_what_pieces_give_adds_up_to_the_whole(
-    of: tuple[int, ...], to: tuple[int, ...], order: int
-) -> None:
+def test_pieces_add_up_to_the_whole(of: tuple[int, ...], to: tuple[int, ...], order: int) -> None:
     array = np.random.default_rng(1).random(of)
     way = Resampling(Box.of((0, 0, 0), of), Box.of((0, 0, 0), to), order)
     total = np.zeros(to)
@@ -117,14 +109,11 @@ def test_a_source_on_another_grid_is_within_a_hundred_thousandth_of_scipy(dtype:
 
 
 @pytest.mark.parametrize("order", [0, 1, 3])
-def test_a_grid_may_begin_in_a_box_and_the_edge_of_that_stands_for_what_lies_beyond(
-    order: int,
-) -> None:
+def test_a_grid_may_begin_in_a_box_whose_edge_stands_for_what_lies_beyond(order: int) -> None:
     array = np.random.default_rng(4).random((9, 20, 17))
     inner = Box((2, 3, 1), (7, 16, 17)), Box((3, 2, 4), (9, 10, 30))
     way = Resampling(Box.of((0,) * 3, array.shape), Box.of((0,) * 3, (14, 13, 32)), order, 0, inner)
-    alone = Resampling(*inner, order, 0)
-    wanted = alone.apply(array[(None, *inner[0].slices)], *inner)[0]
+    wanted = Resampling(*inner, order, 0).apply(array[(None, *inner[0].slices)], *inner)[0]
     for box in [way.to, inner[1], *some_boxes(way.to, 5)]:
         needed = way.needed(box)
         made = way.apply(array[(None, *needed.slices)], needed, box)[0]

@@ -1,7 +1,5 @@
 """xView3 scenes: made, written, read by windows, refused where they are broken."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import itertools
@@ -18,11 +16,9 @@ from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
+from penstock.data import CHANNELS, Objects, Scene, channels_of, read_shoreline, scene_folders
 from penstock.data.scenes.labels import COLUMNS, NO_SHORE_KM, read_labels
-from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.rasters import NODATA, is_missing
-from penstock.data.scenes.scene import CHANNELS, Scene, channels_of, scene_folders
-from penstock.data.scenes.shoreline import read_shoreline
 from penstock.data.scenes.synthetic import APART, STRIP, TIFF, SyntheticScene, write_scene
 
 from .kit import SIZE
@@ -39,7 +35,7 @@ def folder(data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def written(tmp_path_factory) -> Callable[[str], Path]:
     """A scene of 530 x 310 pixels, by how its pixels lie in their files; not to be changed."""
 
     @functools.cache
@@ -193,7 +189,7 @@ def coarse_scene(folder: Path, name: str, values: np.ndarray, size: tuple[int, i
             out.write(array.astype(np.float32), 1)
 
 
-def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path: Path) -> None:
+def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path) -> None:
     from scipy import ndimage
 
     values = np.random.default_rng(0).normal(size=(5, 6)) * 100
@@ -206,7 +202,7 @@ def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path: Path) -> 
     np.testing.assert_allclose(pixels, oracle, rtol=1e-4, atol=1e-3)
 
 
-def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path: Path) -> None:
+def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path) -> None:
     values = np.full((4, 4), 8.0)
     values[1, 2] = NODATA
     coarse_scene(tmp_path, "wind_speed", values, (200, 200))
@@ -222,7 +218,7 @@ def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path: Path) -> None:
         np.testing.assert_array_equal(scene.read("wind_speed", (0, 200), (0, 200)), pixels)
 
 
-def test_directions_go_round_and_classes_stay_classes(tmp_path: Path) -> None:
+def test_directions_go_round_and_classes_stay_classes(tmp_path) -> None:
     coarse_scene(tmp_path, "wind_direction", np.array([[350.0, 10.0]] * 2), (100, 100))
     coarse_scene(tmp_path, "mask", np.array([[0.0, 2.0]] * 2), (100, 100))
     with Scene(tmp_path, ("wind_direction", "mask")) as scene:
@@ -256,7 +252,7 @@ def test_a_damaged_raster_is_named_and_never_zeros(
     case: tuple[str, Callable[[Path], Any], str],
     tiff: str,
     written: Callable[[str], Path],
-    tmp_path: Path,
+    tmp_path,
 ) -> None:
     file, damage, sentence = case
     shutil.copytree(written(tiff), tmp_path / "s")
@@ -289,7 +285,7 @@ def write_csv(path: Path, rows: list[dict[str, str]], columns: list[str] = COLUM
     return path
 
 
-def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
+def test_labels_keep_what_is_unknown_apart(tmp_path) -> None:
     path = write_csv(
         tmp_path / "labels.csv",
         [
@@ -318,9 +314,7 @@ def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
     assert labels["0"].is_vessel.tolist() == [-1]
 
 
-def test_generate_writes_scenes_and_replaces_only_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_writes_scenes_and_replaces_only_its_own(tmp_path, capsys) -> None:
     root = tmp_path / "x"
     words = ["generate", "xview3", str(root), "--scenes", "2", "--size", "80", "90",
              "--objects", "2", "--seed", "3"]  # fmt: skip
@@ -353,9 +347,7 @@ def test_generate_writes_scenes_and_replaces_only_its_own(
         ("--samples 2", "--samples belongs to a preset and --from, but this is xview3"),
     ],
 )
-def test_wrong_usage_is_one_sentence_and_exit_2(
-    words: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_is_a_sentence_and_exit_2(words: str, sentence: str, tmp_path, capsys) -> None:
     assert main(["generate", "xview3", str(tmp_path / "x"), *words.split()]) == 2
     err = capsys.readouterr().err
     assert sentence in err and err.count("\n") == 1

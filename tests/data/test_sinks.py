@@ -1,7 +1,5 @@
 """Every sink against numpy on a small array; its layout; what exists already."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
-from penstock.data.stores.open import open_source
-from penstock.data.stores.protocols import Sink
+from penstock.data import Box, Sink, open_source
 
 from .kit import (
     DATA,
@@ -32,14 +28,14 @@ from .kit import (
 
 
 @pytest.fixture(params=SINKS.values(), ids=SINKS)
-def out(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+def out(request, tmp_path) -> tuple[Any, dict[str, Any]]:
     return request.param(tmp_path)
 
 
 class TestEverySink:
     """What holds of any sink, whatever it writes."""
 
-    def test_is_known_before_anything_is_created(self, out: Any, tmp_path: Path) -> None:
+    def test_is_known_before_anything_is_created(self, out: Any, tmp_path) -> None:
         spec, options = out
         sink = open_out(spec, **options)
         assert isinstance(sink, Sink)
@@ -72,7 +68,7 @@ class TestEverySink:
 
 class TestSinkLayout:
     @pytest.mark.parametrize("kind", ["ome_zarr_04", "ome_zarr_05", "ome_zarr_sharded"])
-    def test_zarr_python_reads_it(self, kind: str, tmp_path: Path) -> None:
+    def test_zarr_python_reads_it(self, kind: str, tmp_path) -> None:
         import zarr
 
         path, options = SINKS[kind](tmp_path)
@@ -88,13 +84,12 @@ class TestSinkLayout:
     @pytest.mark.parametrize(
         ("version", "axes"), [("0.4", "yx"), ("0.5", "zyx"), ("0.4", "czyx"), ("0.5", "tczyx")]
     )
-    def test_metadata_is_valid_ome_zarr(self, version: str, axes: str, tmp_path: Path) -> None:
+    def test_metadata_is_valid_ome_zarr(self, version: str, axes: str, tmp_path) -> None:
         import zarr
 
         models = pytest.importorskip(f"ome_zarr_models.v{version.replace('.', '')}")
         like = open_source(DATA[(0,) * (5 - len(axes))])
-        sink = open_out(tmp_path / "a.zarr", like.domain, like=like, ome_version=version)
-        sink.create()
+        open_out(tmp_path / "a.zarr", like.domain, like=like, ome_version=version).create()
         group = zarr.open_group(tmp_path / "a.zarr", mode="r")
         multiscale = models.Image.from_zarr(group).ome_attributes.multiscales[0]
         assert "".join(axis.name for axis in multiscale.axes) == axes
@@ -103,7 +98,7 @@ class TestSinkLayout:
     @pytest.mark.parametrize(
         ("build", "out"), [(build_ome_zarr_04, "a.zarr"), (build_ome_zarr_05, "a.n5")]
     )
-    def test_it_mirrors_what_it_is_like(self, build: Any, out: str, tmp_path: Path) -> None:
+    def test_it_mirrors_what_it_is_like(self, build: Any, out: str, tmp_path) -> None:
         (tmp_path / "in").mkdir()
         like = open_source(build(tmp_path / "in"), level=1)
         open_out(tmp_path / out, like.domain, like=like).create()
@@ -126,9 +121,7 @@ class TestSinkLayout:
         ],
         ids=["volume", "thin", "planes", "like", "like in space only", "like is too small"],
     )
-    def test_default_chunks(
-        self, shape: Any, chunk_of_like: Any, expected: Any, tmp_path: Path
-    ) -> None:
+    def test_default_chunks(self, shape: Any, chunk_of_like: Any, expected: Any, tmp_path) -> None:
         like = None
         if chunk_of_like:
             like = open_source(DATA)
@@ -136,7 +129,7 @@ class TestSinkLayout:
         domain = Box((0,) * 5, shape)
         assert open_out(tmp_path / "a.zarr", domain, like=like).write_grid == expected
 
-    def test_a_domain_off_zero_keeps_its_coordinates(self, tmp_path: Path) -> None:
+    def test_a_domain_off_zero_keeps_its_coordinates(self, tmp_path) -> None:
 
         box = Box((0, 1, 4, 5, 6), (1, 2, 9, 11, 13))
         for kind in ("zarr", "n5"):
@@ -151,7 +144,7 @@ class TestSinkLayout:
         dataset = group["attributes"]["ome"]["multiscales"][0]["datasets"][0]
         assert dataset["coordinateTransformations"][1]["translation"] == [1, 4, 5, 6]
 
-    def test_a_whole_chunk_is_written_without_reading_back(self, tmp_path: Path) -> None:
+    def test_a_whole_chunk_is_written_without_reading_back(self, tmp_path) -> None:
         for name, options in [("a", {}), ("b", {"shards": (8, 10, 12)})]:
             sink = open_out(tmp_path / f"{name}.zarr", chunks=(4, 5, 6), **options)
             sink.create()
@@ -161,7 +154,7 @@ class TestSinkLayout:
                 sink.write(box, DATA[box.slices])
                 assert count_reads() == before
 
-    def test_the_callers_array_is_the_callers_again(self, tmp_path: Path) -> None:
+    def test_the_callers_array_is_the_callers_again(self, tmp_path) -> None:
         spec = out_spec({"driver": "file", "path": str(tmp_path)})
         spec["context"]["cache_pool"]["total_bytes_limit"] = 1_000_000
         sink = open_out(spec)
@@ -185,13 +178,12 @@ class TestExisting:
         sink.write(DOMAIN, DATA)
 
     @pytest.mark.parametrize("name", ["a.zarr", "a.n5"])
-    def test_is_refused_replaced_or_resumed(self, name: str, tmp_path: Path) -> None:
+    def test_is_refused_replaced_or_resumed(self, name: str, tmp_path) -> None:
         path = tmp_path / name
         self.make(path)
         with pytest.raises(UsageError, match=rf"{name}: exists; use --overwrite"):
             open_out(path)
-        resumed = open_out(path, resume=True, chunks=(4, 5, 6))
-        resumed.create()
+        open_out(path, resume=True, chunks=(4, 5, 6)).create()
         assert open_source(path).read(DOMAIN).sum() == DATA.sum()
         replaced = open_out(path, dtype="f4", overwrite=True)
         assert open_source(path).read(DOMAIN).sum() == DATA.sum()  # create() deletes, not before
@@ -199,12 +191,12 @@ class TestExisting:
         assert open_source(path).dtype == np.float32
         assert open_source(path).read(DOMAIN).sum() == 0
 
-    def test_resume_refuses_another_layout(self, tmp_path: Path) -> None:
+    def test_resume_refuses_another_layout(self, tmp_path) -> None:
         self.make(tmp_path / "a.zarr")
         with pytest.raises(UsageError, match=r"a\.zarr: .*float32.*uint16"):
             open_out(tmp_path / "a.zarr", dtype="f4", resume=True, chunks=(4, 5, 6))
 
-    def test_resume_leaves_metadata_alone(self, tmp_path: Path) -> None:
+    def test_resume_leaves_metadata_alone(self, tmp_path) -> None:
 
         open_out(tmp_path / "a.zarr", ome_version="0.4").create()
         attributes = tmp_path / "a.zarr/.zattrs"
@@ -214,9 +206,7 @@ class TestExisting:
         assert not (tmp_path / "a.zarr/zarr.json").exists()
 
     @pytest.mark.parametrize(("kind", "key"), [*zip(itertools.cycle(KINDS), FOREIGN)])
-    def test_overwrite_deletes_no_more_than_the_array(
-        self, kind: str, key: str, tmp_path: Path
-    ) -> None:
+    def test_overwrite_deletes_no_more_than_the_array(self, kind: str, key: str, tmp_path) -> None:
         target: Any = tmp_path / ("a.n5" if kind == "n5" else "a.zarr")
         options = {"ome_version": "0.4"} if kind == "04" else {}
         if kind == "spec":
@@ -237,7 +227,7 @@ class TestExisting:
         open_out(target, overwrite=True).create()
 
     @pytest.mark.parametrize("name", ["thesis.tex", ".zattrs", "attributes.json", "zarr.json"])
-    def test_a_folder_of_other_things_is_left_alone(self, name: str, tmp_path: Path) -> None:
+    def test_a_folder_of_other_things_is_left_alone(self, name: str, tmp_path) -> None:
         """A file that is named as metadata makes no store."""
         (tmp_path / name).write_text('{"mine": 1}')
         spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/", "metadata": ZARR2}
@@ -246,7 +236,7 @@ class TestExisting:
                 open_out(target, overwrite=overwrite)
         assert (tmp_path / name).read_text() == '{"mine": 1}'
 
-    def test_overwrite_of_a_spec(self, tmp_path: Path) -> None:
+    def test_overwrite_of_a_spec(self, tmp_path) -> None:
         path = build_zarr2(tmp_path)
         metadata = {**ZARR2, "shape": SHAPE, "dtype": "<f4"}
         spec = {"driver": "zarr", "kvstore": f"file://{path}/", "metadata": metadata}
@@ -258,7 +248,7 @@ class TestExisting:
         sink.create()
         assert open_source(path).dtype == np.float32
 
-    def test_a_spec_that_opens_takes_what_is_there(self, tmp_path: Path) -> None:
+    def test_a_spec_that_opens_takes_what_is_there(self, tmp_path) -> None:
         spec = {"driver": "zarr", "kvstore": f"file://{build_zarr2(tmp_path)}/"}
         for mode in ({}, {"open": True}, {"open": True, "create": True}):
             sink = open_out({**spec, **mode}, dtype="f4")
@@ -268,7 +258,7 @@ class TestExisting:
             sink.write(DOMAIN, DATA[..., ::-1].copy())
             np.testing.assert_array_equal(open_source(spec).read(DOMAIN), DATA[..., ::-1])
 
-    def test_a_spec_that_creates_is_completed(self, tmp_path: Path) -> None:
+    def test_a_spec_that_creates_is_completed(self, tmp_path) -> None:
         spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/a/", "create": True}
         spec["metadata"] = {"chunks": [1, 1, 4, 5, 6]}
         sink = open_out(spec, dtype="f4")
@@ -276,18 +266,17 @@ class TestExisting:
         sink.create()
         assert open_source(tmp_path / "a").domain == DOMAIN
 
-    def test_a_version_is_asked_of_what_replaces_another(self, tmp_path: Path) -> None:
+    def test_a_version_is_asked_of_what_replaces_another(self, tmp_path) -> None:
 
         open_out(tmp_path / "a.zarr", ome_version="0.4").create()
-        sharded = open_out(tmp_path / "a.zarr", overwrite=True, shards=(8, 8, 8))
-        sharded.create()
+        open_out(tmp_path / "a.zarr", overwrite=True, shards=(8, 8, 8)).create()
         assert sorted(path.name for path in (tmp_path / "a.zarr").iterdir()) == ["0", "zarr.json"]
         assert open_source(tmp_path / "a.zarr").ome_version == "0.5"
         open_out(tmp_path / "a.zarr", overwrite=True, ome_version="0.4").create()
         with pytest.raises(UsageError, match=r"need OME-Zarr 0\.5, this is 0\.4"):
             open_out(tmp_path / "a.zarr", resume=True, shards=(8, 8, 8))
 
-    def test_reading_a_sinks_spec_deletes_nothing(self, tmp_path: Path) -> None:
+    def test_reading_a_sinks_spec_deletes_nothing(self, tmp_path) -> None:
         spec = out_spec({"driver": "file", "path": str(tmp_path / "out.zarr")})
         sink = open_out(spec)
         sink.create()

@@ -1,7 +1,5 @@
 """Every source against numpy on a small array, and what it says of itself."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -15,9 +13,8 @@ import pytest
 import tensorstore as ts
 
 from penstock.base.errors import UsageError
-from penstock.data.box import Box
+from penstock.data import AXES, Box, Source, overlap
 from penstock.data.stores.open import open_sink, open_source, parse_spec
-from penstock.data.stores.protocols import AXES, Source, overlap
 
 from .kit import (
     BUILDERS,
@@ -45,7 +42,7 @@ from .kit import (
 @pytest.fixture(
     scope="module", params=BUILDERS, ids=lambda build: build.__name__.removeprefix("build_")
 )
-def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(request, tmp_path_factory) -> Source:
     """Open all the while. Nobody changes it."""
     return open_source(request.param(tmp_path_factory.mktemp("source")))
 
@@ -89,7 +86,7 @@ class TestEverySource:
 
 class TestSourceMetadata:
     @pytest.mark.parametrize("build", [build_ome_zarr_04, build_ome_zarr_05])
-    def test_ome_zarr_levels(self, build: Callable[[Path], Any], tmp_path: Path) -> None:
+    def test_ome_zarr_levels(self, build: Callable[[Path], Any], tmp_path) -> None:
         path = build(tmp_path)
         fine, coarse = open_source(path), open_source(path, level=1)
         assert fine.scale == (1.0, 1.0, 2.0, 1.5, 0.5)
@@ -101,7 +98,7 @@ class TestSourceMetadata:
             open_source(path, level=2)
 
     @pytest.mark.parametrize("version", ["0.4", "0.5"])
-    def test_an_output_lies_where_its_input_lay(self, version: str, tmp_path: Path) -> None:
+    def test_an_output_lies_where_its_input_lay(self, version: str, tmp_path) -> None:
         """That transformations apply in order is a law of test_frames."""
         like: Any = open_source(DATA)
         like.scale, like.translation = (1, 1, 2, 3, 1), (0, 0, 10, 1.5, 0.5)
@@ -111,7 +108,7 @@ class TestSourceMetadata:
         open_out(tmp_path / "at.zarr", like=like, ome_version=version, at=(0, 0, 1, 2, 3)).create()
         assert open_source(tmp_path / "at.zarr").translation == (0, 0, 12, 7.5, 3.5)
 
-    def test_chunks_axes_and_sizes_of_other_stores(self, tmp_path: Path) -> None:
+    def test_chunks_axes_and_sizes_of_other_stores(self, tmp_path) -> None:
         chunked = [open_source(build(tmp_path)) for build in (build_zarr3_sharded, build_n5)]
         assert {source.chunks for source in chunked} == {(1, 1, 4, 5, 6)}  # the inner ones
         assert chunked[1].axes == "tczyx", "which N5 lists from the end"
@@ -125,7 +122,7 @@ DTYPES = "uint8 int32 uint16 int64 bool float64 int8 uint32 int16 uint64 float32
 
 
 class TestAxesAndDtypes:
-    def test_labels_permute_and_origins_stay(self, tmp_path: Path) -> None:
+    def test_labels_permute_and_origins_stay(self, tmp_path) -> None:
         path = build_zarr2(tmp_path)
         spec = {
             "driver": "zarr",
@@ -149,7 +146,7 @@ class TestAxesAndDtypes:
         box = Box((0, 1, -1, 2, 104), (1, 3, 4, 9, 110))
         np.testing.assert_array_equal(source.read(box), DATA[1:2, 1:3, 1:6, 2:9, 4:10])
 
-    def test_ome_axes_in_another_order(self, tmp_path: Path) -> None:
+    def test_ome_axes_in_another_order(self, tmp_path) -> None:
         write("zarr", tmp_path / "0", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
         transformations = [{"type": "scale", "scale": [3.0, 2.0, 1.0]}]
         dataset = {"path": "0", "coordinateTransformations": transformations}
@@ -160,7 +157,7 @@ class TestAxesAndDtypes:
         np.testing.assert_array_equal(source.read(source.domain)[0, 0], DATA[0, 0].T)
 
     @pytest.mark.parametrize(("suffix", "dtype"), [*zip(itertools.cycle(SUFFIXES), DTYPES)])
-    def test_dtypes_survive_a_round_trip(self, dtype: str, suffix: str, tmp_path: Path) -> None:
+    def test_dtypes_survive_a_round_trip(self, dtype: str, suffix: str, tmp_path) -> None:
         data, path = DATA.astype(dtype), tmp_path / f"a.{suffix}"
         if suffix == "npy":
             np.save(path, data)
@@ -175,7 +172,7 @@ class TestAxesAndDtypes:
         np.testing.assert_array_equal(source.read(source.domain), data)
 
     @pytest.mark.parametrize("dtype", ["complex64", "<U3", "bfloat16"])
-    def test_other_dtypes_are_refused(self, dtype: str, tmp_path: Path) -> None:
+    def test_other_dtypes_are_refused(self, dtype: str, tmp_path) -> None:
         array: Any = tmp_path / "a"
         if dtype == "bfloat16":
             spec = {"driver": "zarr", "kvstore": f"file://{array}/", "dtype": dtype}
@@ -193,7 +190,7 @@ GRIDS = {"zarr": ZARR2, "zarr3": zarr3([1, 1, 8, 10, 12], [1, 1, 4, 5, 6])}
 
 
 @pytest.fixture(scope="module")
-def gridded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gridded(tmp_path_factory) -> Path:
     """A folder with an array by each of these drivers, to be read."""
     folder = tmp_path_factory.mktemp("grids")
     for driver, metadata in GRIDS.items():
@@ -233,13 +230,13 @@ class TestGridOrigin:
             reads.append(count_reads("bytes_read") - before)
         assert reads[0] < reads[1]
 
-    def test_where_a_dimension_has_no_chunks(self, tmp_path: Path) -> None:
+    def test_where_a_dimension_has_no_chunks(self, tmp_path) -> None:
         array = ts.open({"driver": "zarr", "kvstore": f"file://{build_zarr2(tmp_path)}/"}).result()
         source = open_source(array[:, :, [1, 2, 5]].spec().to_json())
         assert source.grid_origin == (0,) * 5 and source.chunks == (1, 1, 1, 5, 6)
         np.testing.assert_array_equal(source.read(source.domain), DATA[:, :, [1, 2, 5]])
 
-    def test_of_a_sink_off_zero_and_of_other_stores(self, tmp_path: Path) -> None:
+    def test_of_a_sink_off_zero_and_of_other_stores(self, tmp_path) -> None:
         box = Box((0, 1, 4, 5, 6), (1, 2, 9, 11, 13))
         for name in ("a.zarr", "a.n5"):
             assert open_out(tmp_path / name, box).grid_origin == (0, 1, 4, 5, 6)
@@ -248,7 +245,7 @@ class TestGridOrigin:
 
 
 class TestFingerprint:
-    def test_of_a_chunked_array(self, tmp_path: Path) -> None:
+    def test_of_a_chunked_array(self, tmp_path) -> None:
         path = build_zarr2(tmp_path)
         spec = {"driver": "zarr", "kvstore": f"file://{path}/"}
         array = ts.open(spec).result()
@@ -268,7 +265,7 @@ class TestFingerprint:
         os.utime(f"{path}/.zarray", ns=(1, 1))
         assert open_source(path).fingerprint != source.fingerprint
 
-    def test_of_levels_and_files(self, tmp_path: Path) -> None:
+    def test_of_levels_and_files(self, tmp_path) -> None:
         path = build_ome_zarr_05(tmp_path)
         assert open_source(path).fingerprint != open_source(path, level=1).fingerprint
         for build in (build_npy, build_tiff_strips, build_tiff_plain):
@@ -280,7 +277,7 @@ class TestFingerprint:
         assert open_source(DATA).fingerprint == open_source(DATA).fingerprint
         assert open_source(DATA).fingerprint != open_source(DATA[0]).fingerprint
 
-    def test_of_a_sink_stays_when_it_is_written(self, tmp_path: Path) -> None:
+    def test_of_a_sink_stays_when_it_is_written(self, tmp_path) -> None:
         box = Box((0, 1, 4, 5, 6), (1, 2, 9, 11, 13))
         for name in ("a.zarr", "a.n5"):
             sink = open_out(tmp_path / name, box, resume=True)
@@ -293,7 +290,7 @@ class TestFingerprint:
 
 
 class TestCache:
-    def test_it_spares_reading_the_same_chunk_again(self, tmp_path: Path) -> None:
+    def test_it_spares_reading_the_same_chunk_again(self, tmp_path) -> None:
         path = build_zarr2(tmp_path)
         box = Box((0, 0, 0, 0, 0), (1, 1, 4, 5, 6))
 
@@ -308,15 +305,13 @@ class TestCache:
         assert reads(open_source(spec)) == 3
         assert reads(open_source(spec).with_cache(1_000_000)) == 1
 
-    def test_tiff_segments_are_kept(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_tiff_segments_are_kept(self, tmp_path, monkeypatch: Any) -> None:
         from penstock.data.stores import ometiff
 
         source = open_source(build_tiff_strips(tmp_path))
         decoded = []
         decode = ometiff._decode
-        monkeypatch.setattr(
-            ometiff, "_decode", lambda *key: decoded.append(key[2:]) or decode(*key)
-        )
+        monkeypatch.setattr(ometiff, "_decode", lambda *k: decoded.append(k[2:]) or decode(*k))
         box = Box((0, 0, 0, 0, 0), (1, 1, 1, 8, 17))  # two strips of 4 x 17 uint16
         for num_bytes, num_decoded in [(0, 4), (136, 4), (272, 2)]:
             decoded.clear()
@@ -325,7 +320,7 @@ class TestCache:
             assert (cached.cache_bytes, len(decoded)) == (num_bytes, num_decoded)
 
     @pytest.mark.parametrize("place", ["context", "inline", "named"])
-    def test_the_users_own_stands(self, place: str, tmp_path: Path) -> None:
+    def test_the_users_own_stands(self, place: str, tmp_path) -> None:
         spec = {"driver": "zarr", "kvstore": f"file://{build_zarr2(tmp_path)}/"}
         pool = {"total_bytes_limit": 4000}
         if place == "context":
@@ -340,7 +335,7 @@ class TestCache:
 
 
 class TestSameArray:
-    def test_by_whatever_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_by_whatever_name(self, tmp_path, monkeypatch) -> None:
         (tmp_path / "in").mkdir()
         path = build_ome_zarr_05(tmp_path / "in")
         (tmp_path / "link").symlink_to(path)
@@ -352,7 +347,7 @@ class TestSameArray:
             assert not overlap(source, open_out(name)), name
         assert overlap(source, open_out({"driver": "zarr3", "kvstore": f"file://{path}/s1/"}))
 
-    def test_two_sinks(self, tmp_path: Path) -> None:
+    def test_two_sinks(self, tmp_path) -> None:
         inside = {"driver": "zarr", "kvstore": f"file://{tmp_path}/a.zarr/1/", "create": True}
         a, b = open_out(tmp_path / "a.zarr"), open_out({**inside, "metadata": ZARR2})
         assert overlap(a, b) and overlap(b, a) and overlap(a, a)
@@ -364,7 +359,7 @@ class TestSameArray:
         assert not overlap(open_source(array.copy()), open_out(array))
 
 
-def test_parse_spec(tmp_path: Path) -> None:
+def test_parse_spec(tmp_path) -> None:
     spec = {"driver": "zarr", "kvstore": "file:///a"}
     file = saved(tmp_path, "in_spec.json", json.dumps(spec))
     for form in (spec, json.dumps(spec), f"  {json.dumps(spec)}\n", file, str(file)):

@@ -1,7 +1,5 @@
 """The mask of a sample: where it lies, what it leaves out, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ from penstock.data.tissue import otsu_threshold
 
 from ..places import SHARED
 from .kit import peak_of
-from .test_formats import here as here
+
+pytestmark = pytest.mark.usefixtures("here")
 
 pytest.importorskip("scipy")
 pytest.importorskip("tensorstore")
@@ -65,7 +64,7 @@ def test_otsu_parts_the_sample_from_its_background(make: Any, radius: float) -> 
     assert agreement(image > threshold if brighter else image < threshold, inside) > 0.97
 
 
-def test_a_mask_lies_over_its_image(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mask_lies_over_its_image(capsys) -> None:
     """A voxel of it is the place of those that it is made of, along axes of other sizes too."""
     inside = ball((2, 260, 600), 180)
     inside[:, :100] = False
@@ -84,9 +83,8 @@ def test_a_mask_lies_over_its_image(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"share     {mask.mean():.1%}" in printed and Path("m.zarr.png").stat().st_size > 2000
 
 
-def test_a_level_of_the_pyramid_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    inside = ball((4, 60, 1100), 250)
-    write("a.zarr", fluorescent(inside))
+def test_a_level_of_the_pyramid_is_taken(capsys) -> None:
+    write("a.zarr", fluorescent(ball((4, 60, 1100), 250)))
     without = coarse_view("a.zarr")
     assert without.array.shape == (1, 15, 275) and without.scale == (4, 4, 4)
     assert without.translation == (1.5, 1.5, 1.5)
@@ -161,9 +159,7 @@ def test_all_or_nothing_is_refused(image: Any, chosen: Any, words: str) -> None:
         (["a.zarr", "pictured.zarr"], "pictured.zarr.png is not known to be Penstock's"),
     ],
 )
-def test_bad_input_begins_nothing(
-    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_begins_nothing(words: list[str], why: str, capsys) -> None:
     write("a.zarr", fluorescent(ball((8, 40, 40), 9)))
     write("there.zarr", np.ones((3, 4), "uint8"))
     Path("pictured.zarr.png").write_text("mine")
@@ -175,7 +171,7 @@ def test_bad_input_begins_nothing(
 
 
 @pytest.mark.slow
-def test_a_mask_is_made_anew_over_the_one_before(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mask_is_made_anew_over_the_one_before(capsys) -> None:
     write("a.zarr", fluorescent(ball((8, 40, 40), 9)))
     assert main(["mask", "a.zarr", "m.zarr"]) == 0
     assert main(["mask", "a.zarr", "m.zarr", "--overwrite", "--above", "500"]) == 0
@@ -186,7 +182,7 @@ def test_a_mask_is_made_anew_over_the_one_before(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_a_view_takes_memory_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_takes_memory_for_itself_alone(monkeypatch) -> None:
     box = Box((0,) * 5, (1, 1, 16, 512, 512))
     sink = open_sink("a.zarr", domain=box, dtype=np.dtype("uint16"))
     sink.create()
@@ -199,8 +195,7 @@ def test_a_view_takes_memory_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(not MOUSE.exists(), reason="the shared data is absent")
 @pytest.mark.slow
 def test_a_mouse_brain() -> None:
-    view = coarse_view(str(MOUSE))
-    mask = sample_mask(view)
+    mask = sample_mask(coarse_view(str(MOUSE)))
     assert mask.brighter and 0.85 < mask.inside.mean() < 0.92
     corner, middle = mask.inside[:, :40, :60], mask.inside[:, 60:160, 60:200]
     assert corner.mean() < 0.02 and middle.mean() > 0.999

@@ -4,13 +4,10 @@ They need an environment of their own: ome-zarr pins an older botocore than the 
 With ``pip install ome-zarr napari-ome-zarr neuroglancer`` there, pytest takes ``-p no:napari``.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -31,7 +28,7 @@ SCALE = (2.0, 0.5, 0.25)
 
 
 @pytest.fixture(scope="module", params=["0.4", "0.5"])
-def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def image(request, tmp_path_factory) -> str:
     """An output of two channels with a label image, both with three levels."""
     folder = tmp_path_factory.mktemp("viewed")
     like: Any = open_source(PIXELS, axes="czyx")
@@ -58,8 +55,7 @@ def check_window(limits: Any, pixels: NDArray[Any]) -> None:
 
 def test_ome_zarr_py(image: str) -> None:
     reader = pytest.importorskip("ome_zarr.reader")
-    parsed = pytest.importorskip("ome_zarr.io").parse_url(image)
-    first, *others = reader.Reader(parsed)()
+    first, *others = reader.Reader(pytest.importorskip("ome_zarr.io").parse_url(image))()
     assert [axis["name"] for axis in first.metadata["axes"]] == ["c", "z", "y", "x"]
     assert [axis.get("unit") for axis in first.metadata["axes"]][1:] == ["micrometer"] * 3
     moves = first.metadata["coordinateTransformations"]
@@ -73,8 +69,7 @@ def test_ome_zarr_py(image: str) -> None:
 
 
 def test_napari(image: str) -> None:
-    napari = pytest.importorskip("napari_ome_zarr")
-    read = napari.napari_get_reader(image)
+    read = pytest.importorskip("napari_ome_zarr").napari_get_reader(image)
     (levels, shown, kind), (labels, of_labels, kind_of_labels) = read(image)
     assert (kind, kind_of_labels) == ("image", "labels")
     assert shown["channel_axis"] == 0 and shown["axis_labels"] == ("z", "y", "x")
@@ -88,16 +83,14 @@ def test_napari(image: str) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_neuroglancer_in_a_browser(image: str, tmp_path: Path) -> None:
+def test_neuroglancer_in_a_browser(image: str, tmp_path) -> None:
     """Its page reads what `view --serve` serves, by the state of the link, and draws it."""
-    neuroglancer = pytest.importorskip("neuroglancer")
-    viewer = neuroglancer.Viewer()
+    viewer = pytest.importorskip("neuroglancer").Viewer()
     page = f"http://127.0.0.1:{urlsplit(viewer.get_viewer_url()).port}/"
     code = "from penstock.cli import entry; import sys; sys.argv[0] = 'penstock'; entry()"
     words = ["view", image, f"{image}/labels/cells", "--serve", "--viewer", page]
     command = [sys.executable, "-c", code, *words]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as served:
-        assert served.stdout is not None
         link = served.stdout.readline().strip()
         assert link.startswith(f"{page}#!")
         state = json.loads(unquote(link.partition("#!")[2]))
@@ -114,6 +107,5 @@ def test_neuroglancer_in_a_browser(image: str, tmp_path: Path) -> None:
     x, unit = state["dimensions"]["x"]
     assert unit == "m" and x == pytest.approx(0.25e-6)
     (shot,) = shots
-    pixels = shot.screenshot.image_pixels
-    assert len(np.unique(pixels[..., :3].reshape(-1, 3), axis=0)) > 100
+    assert len(np.unique(shot.screenshot.image_pixels[..., :3].reshape(-1, 3), axis=0)) > 100
     assert np.abs(np.array(viewer.state.position)[:3] - (35, 40, 4)).max() <= 1  # its middle

@@ -1,7 +1,5 @@
 """Volumes without end, and volumes that are written piece by piece."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -10,10 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import StageError, UsageError
-from penstock.data import volumes
-from penstock.data.box import Box
-from penstock.data.stores.open import open_source
-from penstock.data.volumes import Specimen
+from penstock.data import Box, Specimen, open_source, volumes
 
 from .kit import peak_of
 
@@ -32,9 +27,7 @@ def test_a_specimen_is_the_same_however_it_is_cut(specimen: Specimen) -> None:
         np.testing.assert_array_equal(specimen.image(part), whole[part.within(around)])
 
 
-def test_the_structures_of_a_specimen_come_again_and_its_noise_does_not(
-    specimen: Specimen,
-) -> None:
+def test_the_structures_of_a_specimen_come_again_and_its_noise_does_not(specimen: Specimen) -> None:
     here = Box((0, 0, 0), (8, 32, 32))
     there = here.shift(np.multiply(volumes.PERIOD, 14).tolist())
     np.testing.assert_array_equal(specimen.clean(here), specimen.clean(there))
@@ -80,10 +73,7 @@ def write_distinct(root: Path, shape: tuple[int, int, int], **settings: Any) -> 
     ],
 )
 def test_a_volume_is_written_whole_however_it_is_cut(
-    shape: tuple[int, int, int],
-    settings: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int, int], settings: dict[str, Any], tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(volumes, "PIECE", 16)  # many pieces, along each axis
     expected = distinct(Box((0, 0, 0), shape), shape)
@@ -91,9 +81,7 @@ def test_a_volume_is_written_whole_however_it_is_cut(
 
 
 @pytest.mark.slow
-def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(volumes, "PIECE", 32)
     shape, chunks = (64, 256, 256), (32, 32, 32)
     settings: dict[str, Any] = {
@@ -109,7 +97,7 @@ def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(
     assert peak_of(lambda: write("v.zarr", shape)) < bound
 
 
-def test_a_piece_that_fails_is_named_and_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_a_piece_that_fails_is_named_and_what_is_not_ours_is_left_alone(tmp_path) -> None:
     root = tmp_path / "v.zarr"
 
     def fail(box: Box) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Synthetic volumes: the same from the same seed, and a camera whose noise has known moments."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

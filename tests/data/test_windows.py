@@ -1,7 +1,5 @@
 """Windows of a scene: each pixel owned by one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -30,9 +28,7 @@ def test_cuts(
 
 
 @given(st.integers(1, 5000), st.integers(1, 900), st.data())
-def test_cores_tile_the_scene_and_chips_see_around_them(
-    length: int, chip: int, data: st.DataObject
-) -> None:
+def test_cores_tile_and_chips_see_around_them(length: int, chip: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(0, chip - 1))
     cut = Cut(length, chip, overlap)
     reads = [cut.read(index) for index in range(cut.num)]

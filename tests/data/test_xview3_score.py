@@ -1,10 +1,7 @@
 """The xView3 score: the official script's to the last digits, and quirk by quirk."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.data import XView3Rules
-from penstock.base.errors import UsageError
+from penstock.base import UsageError, XView3Rules
 from penstock.cli import main
-from penstock.data.scenes.labels import read_labels, read_predictions
+from penstock.data import Objects, read_labels, read_predictions, read_shoreline, shoreline_path
 from penstock.data.scenes.matching import Counts
-from penstock.data.scenes.objects import Objects
-from penstock.data.scenes.shoreline import read_shoreline, shoreline_path
 from penstock.data.scenes.xview3_score import XView3Score, best_threshold, score_xview3
 
 from ..places import SHARED
@@ -53,9 +47,7 @@ def test_strict_is_the_official_script_to_the_last_digits(name: str) -> None:
 
 
 @needs_oracle
-def test_the_command_writes_the_official_keys(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_the_official_keys(tmp_path, capsys) -> None:
     out = tmp_path / "scores.json"
     files = f"--inference_file {ORACLE}/pred.csv --label-file {ORACLE}/gt.csv --shore_root {ORACLE}"
     flags = "--distance_tolerance 200 --shore_tolerance 2 --drop_low_detect --costly_dist"
@@ -245,9 +237,7 @@ def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 9)), max_size=14),
     st.booleans(),
 )
-def test_the_best_of_all_thresholds_is_taken(
-    true: list[Any], answers: list[Any], drop: bool
-) -> None:
+def test_the_best_threshold_is_taken(true: list[Any], answers: list[Any], drop: bool) -> None:
     """All others were tried. Places are of one or several labels, all LOW there or none."""
     low = {(place, scene) for place, scene, is_low in true if is_low}
     labels = Objects.of(

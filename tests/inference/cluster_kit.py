@@ -1,7 +1,5 @@
 """A cluster of real processes for a test: a scheduler of the user's own, workers, and a volume."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -96,8 +94,7 @@ net = Hangs
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def place(here) -> None:
     write_input(SHAPE)
     Path("net.py").write_text(NET)
 
@@ -184,8 +181,7 @@ class Scheduler:
         if not variables and not within:
             folder = Path(f"{command} {len(self.processes)}")
             folder.mkdir()
-            code = FORKED.format(command)
-            process = psutil.Process(started(folder, given, code).pid)
+            process = psutil.Process(started(folder, given, FORKED.format(command)).pid)
         else:
             process = psutil.Popen(
                 [*within, sys.executable, "-m", f"distributed.cli.{command}", *given],

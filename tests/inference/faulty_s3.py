@@ -1,7 +1,5 @@
 """A real S3 server behind a door that answers badly, or not at all, when a test says so."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import socket
@@ -153,8 +151,7 @@ def new(door: Door, name: str, array: NDArray[Any], chunk: int) -> dict[str, Any
 
 def get(door: Door, name: str) -> NDArray[Any]:
     """All of an array of the bucket."""
-    read: NDArray[Any] = ts.open(spec(door, name)).result().read().result()
-    return read
+    return ts.open(spec(door, name)).result().read().result()
 
 
 def write_model(folder: Path, name: str, body: str) -> str:

@@ -1,8 +1,5 @@
 """What several test files of this folder share: small inputs, nets, jobs and plans."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
+from penstock.base import InferConfig, build
 from penstock.data.box import Box
 from penstock.inference.opening.job import Job
 from penstock.inference.planning.memory import Facts
@@ -55,7 +51,7 @@ def conv(channels: int = 1, seed: int = 0) -> nn.Module:
     )
 
 
-def job(tmp_path: Path, **knobs: Any) -> Job:
+def job(tmp_path, **knobs: Any) -> Job:
     """27 blocks, of 64 patches."""
     config = {"in_spec": arange((24, 24, 24)), "out_spec": np.zeros((24, 24, 24), "uint16"),
               "model_type": "identity", "patch": 8, "overlap": 2, "devices": "cpu", "batch": 4,

@@ -1,16 +1,12 @@
 """What a plan expects of many workers, against a count of every part."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.base.config.infer import ScaleConfig
-from penstock.base.errors import UsageError
-from penstock.base.units import format_bytes, format_seconds
+from penstock.base import ScaleConfig, UsageError, format_bytes, format_seconds
 from penstock.inference.planning.at_scale import measured_rate, scale_lines
 from penstock.inference.planning.plan import Plan, make_plan
 
@@ -61,7 +57,7 @@ def test_without_a_rate_there_is_no_time() -> None:
     assert line[0] == "time" and "not known; --rate" in line[1]
 
 
-def test_the_rate_of_a_run_is_that_of_a_worker_of_the_middle(tmp_path: Path) -> None:
+def test_the_rate_of_a_run_is_that_of_a_worker_of_the_middle(tmp_path) -> None:
     plan = planned()
     shares = [{"voxels": 100, "seconds": each} for each in (1, 2, 50)]
     summary: dict[str, Any] = {"workers": [*shares, {"voxels": 0, "seconds": 9}]}
@@ -74,7 +70,7 @@ def test_the_rate_of_a_run_is_that_of_a_worker_of_the_middle(tmp_path: Path) -> 
     assert measured_rate(tmp_path, plan) == (50, None)
 
 
-def test_a_folder_without_a_rate_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_rate_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match="neither a number of voxels per second nor the folder"):
         measured_rate(tmp_path, planned())
     Path(tmp_path, "summary.json").write_text('{"voxels": 0, "seconds": 1}')

@@ -1,7 +1,5 @@
 """A cluster whose workers leave, stall or lose their network, and whose stores fail for a while."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -111,7 +109,7 @@ def test_a_worker_that_is_asked_to_leave_writes_what_is_whole_and_is_not_blamed(
 # Pairs: each signal as the first, with and without a second, of one worker and of two.
 @pytest.mark.parametrize(("signals", "workers"), [("INT", "local:2"), ("TERM INT", "local:1")])
 def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
-    signals: str, workers: str, client: Start, capsys: pytest.CaptureFixture[str]
+    signals: str, workers: str, client: Start, capsys
 ) -> None:
     """Ctrl-C goes to all processes of a terminal. A second signal waits for no worker: of those,
     each could go on for ten minutes."""
@@ -149,9 +147,7 @@ def test_a_client_that_is_asked_to_end_has_its_workers_write_what_is_whole(
 
 
 @pytest.mark.slow
-def test_what_a_worker_lacks_is_named_with_its_host(
-    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_worker_lacks_is_named_with_its_host(scheduler: Scheduler, capsys) -> None:
     """It is on a host of its own, where the folder ``own`` is empty, and there is no GPU."""
     write_input(SMALL)
     Path("own").mkdir()
@@ -179,9 +175,7 @@ def test_what_a_worker_lacks_is_named_with_its_host(
 
 
 @pytest.mark.slow
-def test_a_worker_without_this_penstock_is_named_and_does_nothing(
-    scheduler: Scheduler, client: Start
-) -> None:
+def test_a_worker_without_this_penstock_is_named(scheduler: Scheduler, client: Start) -> None:
     """Python finds another package of that name there."""
     Path("theirs/penstock").mkdir(parents=True)
     Path("theirs/penstock/__init__.py").write_text("")

@@ -1,7 +1,5 @@
 """A volume on the workers of a cluster: real processes; who is killed, who differs, who fits."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -11,7 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -65,7 +63,7 @@ class Killer:
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._kill)
 
-    def __enter__(self) -> Killer:
+    def __enter__(self) -> Self:
         self.thread.start()
         return self
 
@@ -85,9 +83,7 @@ class Killer:
 @pytest.mark.parametrize(
     "times", [pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)]
 )
-def test_a_worker_that_is_killed_at_random_changes_no_byte(
-    times: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_is_killed_at_random_changes_no_byte(times: int, capsys) -> None:
     write_input(SMALL)
     alone = written_alone(*QUICK)
     before = dict(os.environ)  # torch may have added to it by now
@@ -117,8 +113,8 @@ def test_a_worker_that_is_killed_at_random_changes_no_byte(
     ],
 )
 def test_a_client_that_is_killed_is_taken_over_by_another(
-    workers: str, run_dir: str, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
+    workers: str, run_dir: str, capsys,
+    monkeypatch, request,
 ) -> None:  # fmt: skip
     if "://" in run_dir:
         monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_endpoint"))
@@ -164,9 +160,7 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
         (("--cluster", "local:1", "--part", "1/2"), "--part is a step of an array"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_sentence(words: tuple[str, ...], said: str, capsys) -> None:
     assert infer(*words) == 2
     assert said in capsys.readouterr().err
     assert not Path("out.zarr").exists()

@@ -1,7 +1,5 @@
 """The decoders that are built in: their own libraries' result on the whole, whatever the blocks."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess
@@ -136,19 +134,17 @@ def check_kind(folder: Path, name: str, axes: int, side: int, count: int) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("name", KINDS)
-def test_blocks_give_what_the_library_gives_for_the_whole(
-    name: str, axes: int, tmp_path: Path
-) -> None:
+def test_blocks_give_what_the_library_gives_for_the_whole(name: str, axes: int, tmp_path) -> None:
     check_kind(tmp_path, name, axes, *((230, 250) if axes == 2 else (80, 150)))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
-def test_five_thousand_objects_are_those_of_the_whole(name: str, tmp_path: Path) -> None:
+def test_five_thousand_objects_are_those_of_the_whole(name: str, tmp_path) -> None:
     check_kind(tmp_path, name, 2, 1000, 5000)
 
 
-def test_a_plane_of_affinities_is_that_of_the_library(tmp_path: Path) -> None:
+def test_a_plane_of_affinities_is_that_of_the_library(tmp_path) -> None:
     scores = affinities(*spheres(60, 15, 1, 2))
     whole = mutex_watershed(scores)
     tiled, _ = decode(tmp_path, scores, **of_kind("affinities", 2, instance_block=(30,)))
@@ -174,9 +170,7 @@ def refused(knobs: dict[str, Any]) -> str:
         ("mine.py:mine", ["a=1"], "--decoder-option of mine.py:mine: there is no setting 'a'"),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused(
-    name: str, options: list[str], sentence: str
-) -> None:
+def test_a_foreign_option_is_refused(name: str, options: list[str], sentence: str) -> None:
     assert refused({"decoder": name, "decoder_option": options}).startswith(sentence)
 
 
@@ -187,9 +181,7 @@ def test_an_option_that_does_not_fit_is_refused(
         ("watershed", "skimage", "skimage is not installed; run: pip install 'penstock-dl[label]'"),
     ],
 )
-def test_a_library_that_is_missing_is_named_at_once(
-    name: str, library: str, install: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named(name: str, library: str, install: str, monkeypatch) -> None:
     for module in [each for each in sys.modules if each.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, library, None)
@@ -197,7 +189,7 @@ def test_a_library_that_is_missing_is_named_at_once(
 
 
 @pytest.mark.slow
-def test_a_stardist_model_says_rays_and_thresholds(tmp_path: Path) -> None:
+def test_a_stardist_model_says_rays_and_thresholds(tmp_path) -> None:
     """Its rays are looked up, and never evaluated as StarDist does it."""
     stardist = pytest.importorskip("stardist")
     truth, depth = spheres(40, 20, 1)
@@ -219,7 +211,7 @@ def test_a_stardist_model_says_rays_and_thresholds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_nothing_is_found_where_nothing_is(name: str, tmp_path: Path) -> None:
+def test_nothing_is_found_where_nothing_is(name: str, tmp_path) -> None:
     KINDS[name][1](KINDS[name][0](*spheres(40, 6, 1, 2)))  # skipped without its library
     for axes in (2, 3):
         channels = {"affinities": 1 + OFFSETS[axes].count("/") + 1, "cellpose": axes + 1}
@@ -247,7 +239,7 @@ def nuclei(folder: Path, names: Sequence[str]) -> list[NDArray[Any]]:
 @pytest.mark.parametrize(("kind", "size", "block"), [("2d", 40, 80), ("3d", 24, 32)])
 @pytest.mark.parametrize("name", ["watershed", "stardist"])
 def test_real_nuclei_of_blocks_are_those_of_the_whole(
-    name: str, kind: str, size: int, block: int, tmp_path: Path
+    name: str, kind: str, size: int, block: int, tmp_path
 ) -> None:
     """The scores are those of a network that knows the nuclei that people marked."""
     pytest.importorskip("skimage")
@@ -272,7 +264,7 @@ def test_real_nuclei_of_blocks_are_those_of_the_whole(
         assert abs(alike[0] - alike[1]) <= 0.002, (least, alike)
 
 
-def test_a_decoder_is_told_apart_by_what_its_file_imports(tmp_path: Path) -> None:
+def test_a_decoder_is_told_apart_by_what_its_file_imports(tmp_path) -> None:
     """So a resumed labelling does not go on with other code."""
     mine, helper = tmp_path / "mine.py", tmp_path / "helper.py"
     mine.write_text("import helper\n\ndef of(scores):\n    return scores > helper.LEAST\n")

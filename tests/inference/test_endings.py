@@ -1,7 +1,5 @@
 """Jobs that hang, or are asked to end: what is whole is kept, a resume goes on; what is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,15 +17,14 @@ import pytest
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.errors import Incomplete, StageError
-from penstock.base.files import lock_file
+from penstock.base import Incomplete, StageError, lock_file
 from penstock.cli import main
 from penstock.data.stores.in_memory import MemorySink
+from penstock.inference import RunLook
 from penstock.inference import run as infer
 from penstock.inference.run_folder import ending
 from penstock.inference.stages import retries, watch
 from penstock.inference.stages.watch import Watchdog
-from penstock.inference.status import RunLook
 from penstock.instruments import Clock
 
 from ..preloaded import started
@@ -77,9 +74,7 @@ def ended(process: BaseProcess, folder: Path) -> str:
     return said.strip().splitlines()[-1]
 
 
-def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_whole_is_written_after_a_signal(tmp_path, monkeypatch, capsys) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, side=48)
     with monkeypatch.context() as patch:
         patch.setenv("NAP", "0.05")
@@ -101,9 +96,7 @@ def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
     assert not (tmp_path / "out.zarr.penstock/ended.json").exists()
 
 
-def test_what_takes_longer_than_the_grace_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_longer_than_the_grace_is_left(tmp_path, monkeypatch) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW), *ALONE, "--grace", "soon")
     assert main(command) == 2  # no such time
     monkeypatch.setenv("NAP", "0.3")
@@ -115,7 +108,7 @@ def test_what_takes_longer_than_the_grace_is_left(
     )
 
 
-def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
+def test_a_request_before_the_first_block_reads_none(tmp_path) -> None:
     started_job, request = job(tmp_path, normalize="global"), ending.EndRequest()
     request.ask("SIGTERM")
     with pytest.raises(Incomplete, match=r"SIGTERM ended the job; run again with --resume$"):
@@ -123,7 +116,7 @@ def test_a_request_before_the_first_block_reads_none(tmp_path: Path) -> None:
     assert infer.run_job(job(tmp_path, normalize="global")).blocks_written == 27
 
 
-def test_a_request_after_the_last_block_ends_nothing(tmp_path: Path) -> None:
+def test_a_request_after_the_last_block_ends_nothing(tmp_path) -> None:
     request = ending.EndRequest()
 
     def ask(progress: penstock.Progress) -> None:
@@ -134,7 +127,7 @@ def test_a_request_after_the_last_block_ends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: Path) -> None:
+def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path) -> None:
     stuck, folder = tmp_path / "stuck", tmp_path / "out.zarr.penstock"
     stuck.touch()
     volume = distinct(32)
@@ -147,9 +140,7 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     last = ended(started(tmp_path, command), tmp_path)
     assert last.startswith("penstock infer: forward failed at brick ")
     assert "no progress for 500 ms (--stall-timeout)" in last
-    assert last.endswith(
-        f"{folder}/stacks.txt has the stack of each thread; run again with --resume"
-    )
+    assert last.endswith(f"{folder}/stacks.txt has the stack of each thread; run again with")
     stacks = (folder / "stacks.txt").read_text()
     assert "stuck_model.py" in stacks and stacks.count("hread 0x") > 3
     stuck.unlink()
@@ -158,9 +149,7 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     assert not (folder / "stacks.txt").exists()
 
 
-def test_progress_within_a_block_is_no_stall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_within_a_block_is_no_stall(tmp_path, monkeypatch) -> None:
     """A block of many batches takes longer than the watchdog waits; no batch does."""
     now, dogs = [0.0], list["Watchdog"]()
 
@@ -188,7 +177,7 @@ def test_progress_within_a_block_is_no_stall(
         infer.run_job(job(tmp_path, stall_timeout=1, batch=1, overwrite=True))
 
 
-def test_a_stall_names_the_oldest_work(tmp_path: Path) -> None:
+def test_a_stall_names_the_oldest_work(tmp_path) -> None:
     now = [0.0]
     dog = Watchdog(10, None, lambda: now[0])
     with dog.working("forward", "brick 3"):
@@ -211,16 +200,13 @@ def test_a_stall_names_the_oldest_work(tmp_path: Path) -> None:
         patient.check()
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+def said(capsys, *words: object) -> tuple[int, str]:
     code = main(["status", *map(str, words)])
     printed = capsys.readouterr()
     return code, printed.out or printed.err
 
 
-def test_a_run_is_at_work_then_killed_then_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_is_at_work_then_killed_then_done(tmp_path, here, capsys, monkeypatch) -> None:
     command = words(tmp_path, write_model(tmp_path, "slow", SLOW))
     with monkeypatch.context() as patch:
         patch.setenv("NAP", "0.1")
@@ -258,7 +244,7 @@ def rows_of(path: Path, began: float, *counts: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def _done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _done(tmp_path_factory) -> Path:
     """The folder of a run of 27 blocks that is done."""
     place = tmp_path_factory.mktemp("done")
     infer.run_job(job(place))
@@ -266,7 +252,7 @@ def _done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(_done: Path, tmp_path: Path) -> Path:
+def folder(_done: Path, tmp_path) -> Path:
     return shutil.copytree(_done, tmp_path / "run")
 
 
@@ -302,10 +288,7 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_awaits_parts_is_told_from_a_killed_one(tmp_path, capsys, here) -> None:
     command = words(tmp_path, "identity")
     for step, begins in (
         (["--prepare", "--workers", "2"], "prepared: 0 of 8 blocks are written (0.0%); next is"),
@@ -324,8 +307,8 @@ def test_a_run_that_waits_for_its_parts_is_told_from_a_killed_one(
 
 @pytest.mark.slow
 def test_the_folder_of_a_remote_output_is_where_the_job_began(
-    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    s3_endpoint: str, tmp_path, capsys,
+    monkeypatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     monkeypatch.chdir(tmp_path)
@@ -334,9 +317,7 @@ def test_the_folder_of_a_remote_output_is_where_the_job_began(
     assert said(capsys, out)[1].startswith("done: 1 of 1 blocks")
 
 
-def test_a_run_whose_store_is_away_says_for_how_long(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_store_is_away_says_for_how_long(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(retries, "LONGEST_S", 0.05)
     write, lines = MemorySink.write, list[str]()
 
@@ -359,10 +340,9 @@ def test_a_run_whose_store_is_away_says_for_how_long(
 
 @pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"]])
 def test_what_is_no_run_is_refused(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], capsys,
+    here,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     Path("damaged").mkdir()
     Path("damaged/run.json").write_text("{")
     code, line = said(capsys, *words)

@@ -1,7 +1,5 @@
 """What a job refuses, and what it says of a fault in any stage, of no memory and of a full disk."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -54,8 +52,8 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )
 def test_a_fault_in_any_stage_surfaces_with_stage_and_block(
-    stage: str, owner: Any, attribute: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stage: str, owner: Any, attribute: str, tmp_path,
+    monkeypatch,
 ) -> None:  # fmt: skip
     started = job(tmp_path, normalize="percentile")
     monkeypatch.setattr(owner, attribute, failing_after(3, getattr(owner, attribute)))
@@ -66,9 +64,7 @@ def test_a_fault_in_any_stage_surfaces_with_stage_and_block(
     assert threading.active_count() <= before
 
 
-def test_a_block_that_was_never_written_is_never_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_was_never_written_is_never_success(tmp_path, monkeypatch) -> None:
     started = job(tmp_path)
     note = journal.Journal.note
 
@@ -111,9 +107,7 @@ def test_a_block_that_was_never_written_is_never_success(
         ({"metrics_json": Path(__file__) / "x.json"}, "--metrics-json"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(
-    knobs: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_is_refused(knobs: dict[str, Any], message: str, tmp_path) -> None:
     with pytest.raises(UsageError) as caught:
         job(tmp_path, **knobs)
     assert message in str(caught.value)
@@ -121,7 +115,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
-def test_too_little_memory_is_refused_with_both_numbers_and_a_cure(tmp_path: Path) -> None:
+def test_too_little_memory_is_refused_with_both_numbers_and_a_cure(tmp_path) -> None:
     started = job(tmp_path, max_memory="1MiB")
     with pytest.raises(penstock.Refused, match=r"needs .* [MG]iB of host .* 1.00 MiB; give .*--"):
         infer.run_job(started)
@@ -132,7 +126,7 @@ def test_too_little_memory_is_refused_with_both_numbers_and_a_cure(tmp_path: Pat
     ("returned", "said"),
     [("None", "NoneType"), ("[x, 2]", "int as out1"), ("x[:, :, 1:]", "turns a patch of")],
 )
-def test_a_model_that_returns_no_image_is_refused(returned: str, said: str, tmp_path: Path) -> None:
+def test_a_model_that_returns_no_image_is_refused(returned: str, said: str, tmp_path) -> None:
     (tmp_path / "odd.py").write_text(f"def net():\n    return lambda x: {returned}\n")
     with pytest.raises(UsageError, match=said):
         job(tmp_path, model_type=f"{tmp_path / 'odd.py'}:net")
@@ -147,7 +141,7 @@ def full(*_: Any) -> None:
     [("write", "note", "done.log"), ("statistics", "save_statistics", "statistics.json")],
 )
 def test_a_disk_that_fills_under_the_run_folder_is_told_with_stage_and_path(
-    stage: str, method: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, method: str, file: str, tmp_path, monkeypatch
 ) -> None:
     started = job(tmp_path, normalize="global")
     monkeypatch.setattr(journal.Journal, method, full)
@@ -155,9 +149,7 @@ def test_a_disk_that_fills_under_the_run_folder_is_told_with_stage_and_path(
         infer.run_job(started)
 
 
-def test_a_line_that_could_not_be_noted_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_could_not_be_noted_is_told_once(tmp_path, monkeypatch) -> None:
     """What is left of it in a buffer must not hide the stage as the log is closed."""
     disk = Path("/dev/full")
     if not disk.exists():
@@ -166,7 +158,6 @@ def test_a_line_that_could_not_be_noted_is_told_once(
 
     def begun(self: journal.Journal, settings: Any, **more: Any) -> None:
         begin(self, settings, **more)
-        assert self._log is not None
         self._log.close()
         self._log._file = disk.open("wb")
 
@@ -175,9 +166,7 @@ def test_a_line_that_could_not_be_noted_is_told_once(
         infer.run_job(started)
 
 
-def test_a_summary_that_cannot_be_written_costs_no_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_summary_that_cannot_be_written_costs_no_job(tmp_path, monkeypatch) -> None:
     started, save = job(tmp_path), journal.Journal.save
 
     def saved(self: journal.Journal, name: str, content: Any) -> None:
@@ -189,7 +178,7 @@ def test_a_summary_that_cannot_be_written_costs_no_job(
 
 
 @pytest.mark.parametrize("name", ["done.log", "run.json"])
-def test_a_run_folder_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_used_is_refused(name: str, tmp_path) -> None:
     source, out, folder = arange((9, 9, 9)), tmp_path / "out.zarr", tmp_path / "run"
     penstock.run_inference(source, out, run_dir=folder, **SMALL)
     (folder / name).unlink()
@@ -220,11 +209,8 @@ def words(folder: Path, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize("body", [FULL.format(1, 5), REALLY], ids=["a device", "the host"])
-def test_the_job_ends_with_a_sentence(
-    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = words(tmp_path, write_model(tmp_path, "full", body))
-    assert main(command) == 3
+def test_the_job_ends_with_a_sentence(body: str, tmp_path, capsys) -> None:
+    assert main(words(tmp_path, write_model(tmp_path, "full", body))) == 3
     error = capsys.readouterr().err
     assert error.startswith("penstock infer: forward failed at brick ")
     assert "no memory left for 2 patches at a time; run again with --resume when" in error
@@ -236,7 +222,7 @@ VOLUME = np.random.default_rng(0).integers(0, 60_000, (32, 32, 48)).astype("uint
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
+def disk(tmp_path) -> Iterator[tuple[Path, Callable[[str], None]]]:
     """A disk of 64 KiB, and a function that mounts it anew with other options."""
     place = tmp_path / "disk"
     place.mkdir()
@@ -279,8 +265,8 @@ def check_notes(out: Path, folder: Path) -> int:
 
 @pytest.mark.parametrize("beside", mainly([True, False], 0), ids=["and its run folder", "alone"])
 def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
-    beside: bool, disk: tuple[Path, Callable[[str], None]], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    beside: bool, disk: tuple[Path, Callable[[str], None]], tmp_path,
+    capsys,
 ) -> None:  # fmt: skip
     place, remount = disk
     out = place / "out.zarr"
@@ -298,5 +284,4 @@ def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
     assert check_notes(out, folder) == 12
     capsys.readouterr()
     assert main(["verify", str(out), "--run-dir", str(folder)]) == 0
-    left = [path for path in place.rglob("*") if path.suffix in (".__lock", ".part")]
-    assert left == []
+    assert [path for path in place.rglob("*") if path.suffix in (".__lock", ".part")] == []

@@ -1,8 +1,6 @@
 """The frame of an output: its axes, place and channels are those of what was selected of the input;
 the bands of a raster are channels of one picture."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -27,14 +25,12 @@ KNOBS = {**SMALL, "normalize": "global"}
 def group_of(out: Path) -> dict[str, Any]:
     file = out / "zarr.json"
     if file.exists():
-        attributes: dict[str, Any] = json.loads(file.read_text())["attributes"]["ome"]
-        return attributes
-    frame: dict[str, Any] = json.loads((out / ".zattrs").read_text())
-    return frame
+        return json.loads(file.read_text())["attributes"]["ome"]
+    return json.loads((out / ".zattrs").read_text())
 
 
 @pytest.fixture(scope="module")
-def movie(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def movie(tmp_path_factory) -> tuple[Path, Any]:
     """A hyperstack of ImageJ: 4 times, 3 channels, sizes, names and windows."""
     data = np.arange(4 * 3 * 12 * 14, dtype="u2").reshape(4, 3, 12, 14)
     said = {"axes": "TCYX", "unit": "um", "finterval": 5.0, "Labels": ["a", "b", "d"],
@@ -51,7 +47,7 @@ def movie(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 )
 def test_an_output_has_the_frame_of_what_was_selected(
     times: list[int], channels: list[int], translation: Any, scale: Any, shards: Any,
-    movie: tuple[Path, Any], tmp_path: Path,
+    movie: tuple[Path, Any], tmp_path,
 ) -> None:  # fmt: skip
     path, data = movie
     out = tmp_path / "out.zarr"
@@ -73,7 +69,7 @@ def test_an_output_has_the_frame_of_what_was_selected(
         assert getattr(penstock.open_source(again), what) == getattr(source, what)
 
 
-def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path: Path) -> None:
+def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path) -> None:
     notes = penstock.plan_inference(
         movie[0], tmp_path / "out.zarr", t=["0", "1", "3"], **KNOBS
     ).facts.notes
@@ -87,7 +83,7 @@ def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path: Pat
     mainly([("intensity", True, 0.0), ("scores", True, None), ("merged", False, None)], 1, 2),
 )
 def test_channels_of_another_making_do_not_take_names(
-    kind: str, named: bool, window: Any, movie: tuple[Path, Any], tmp_path: Path
+    kind: str, named: bool, window: Any, movie: tuple[Path, Any], tmp_path
 ) -> None:
     """Scores have the name of the channel that they were made of, and no window of intensities."""
     merged = kind == "merged"
@@ -99,9 +95,6 @@ def test_channels_of_another_making_do_not_take_names(
     assert [each["label"] for each in shown if "label" in each] == ["a", "b", "d"] * named
     assert (shown[0]["window"]["start"] == window) == (kind == "intensity")
     assert (shown[-1]["window"]["end"] == 12.0) == (kind == "intensity")
-
-
-# --- the bands of a raster -----------------------------------------------------------------------
 
 
 class Mixed(nn.Module):
@@ -119,9 +112,7 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize(
     ("patch", "interleave"), mainly([((8, 8), "pixel"), ((1, 8, 8), "band")], 0), ids=["2-D", "3-D"]
 )
-def test_bands_are_channels_of_one_picture(
-    patch: tuple[int, ...], interleave: str, tmp_path: Path
-) -> None:
+def test_bands_are_channels_of_a_picture(patch: tuple[int, ...], interleave: str, tmp_path) -> None:
     rasterio = pytest.importorskip("rasterio")
     data = np.arange(3 * 12 * 14, dtype="f4").reshape(3, 12, 14)
     said = {"crs": "EPSG:32631", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 6e6)}

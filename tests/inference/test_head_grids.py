@@ -1,9 +1,6 @@
 """Networks that change the number of voxels by a constant factor."""
 
-from __future__ import annotations
-
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +11,7 @@ from torch.nn import functional
 import penstock
 from penstock.base import UsageError
 from penstock.cli import main
-from penstock.data.box import Box, ScaledGrid
-from penstock.data.stores.open import open_source
+from penstock.data import Box, ScaledGrid, open_source
 
 from ..parameters import mainly
 from .kit import Array, values
@@ -49,8 +45,7 @@ def pooled(array: Array, sides: tuple[int, ...]) -> Array:
     more = [(0, -n % side) for n, side in zip(array.shape, sides, strict=True)]
     whole = np.pad(array.astype(float), more, mode="reflect")
     parts = [n for all_, side in zip(whole.shape, sides, strict=True) for n in (all_ // side, side)]
-    means: Array = whole.reshape(parts).mean(axis=(1, 3, 5))
-    return means
+    return whole.reshape(parts).mean(axis=(1, 3, 5))
 
 
 KNOBS: dict[str, Any] = {
@@ -60,15 +55,13 @@ KNOBS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_bricks(monkeypatch) -> None:
     monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 9000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seam", mainly(["trim", "blend"], 0))
-def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
-    tmp_path: Path, seam: str
-) -> None:
+def test_features_for_every_nth_voxel_have_their_own_shape_and_scale(tmp_path, seam: str) -> None:
     array, outs = volume(), [str(tmp_path / "coarse.ome.zarr"), str(tmp_path / "same.ome.zarr")]
     knobs = KNOBS | {"model": Pooled(1, 4, 2), "patch": 16, "seam_mode": seam, "chunks": (8, 4, 8)}
     penstock.run_inference(array, outs, **knobs, in_voxel_size="3 1 1 um")
@@ -86,7 +79,7 @@ def test_features_for_every_nth_voxel_have_a_shape_and_a_scale_of_their_own(
 
 
 @pytest.mark.slow
-def test_super_resolution_has_finer_voxels_in_2d_and_3d(tmp_path: Path) -> None:
+def test_super_resolution_has_finer_voxels_in_2d_and_3d(tmp_path) -> None:
     array, out = volume((9, 22, 19)), str(tmp_path / "out.ome.zarr")
     knobs = KNOBS | {"model": Finer(), "chunks": 8}
     penstock.run_inference(array, out, **knobs, patch=16, overlap=5, in_voxel_size="3 1 1 um")
@@ -102,7 +95,7 @@ def test_super_resolution_has_finer_voxels_in_2d_and_3d(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_grids_goes_on_and_is_verified(tmp_path: Path) -> None:
+def test_a_run_of_two_grids_goes_on_and_is_verified(tmp_path) -> None:
     net = tmp_path / "net.py"
     net.write_text(
         "import torch\n"

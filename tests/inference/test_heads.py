@@ -4,11 +4,8 @@ Intensities go back to the range of the input, scores stay what they are, labels
 never pass through a float. A numpy oracle cuts the volume anew.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import StageError, UsageError
+from penstock.base import InferConfig, StageError, UsageError, build
 from penstock.inference.opening.job import Job
 
 from ..parameters import mainly
@@ -52,7 +47,7 @@ def noise(shape: tuple[int, ...] = SHAPE, dtype: str = "uint16") -> Array:
     return np.random.default_rng(0).integers(0, 4000, shape).astype(dtype)
 
 
-def into_zarr(source: Array, net: Any, tmp_path: Path, **knobs: Any) -> Array:
+def into_zarr(source: Array, net: Any, tmp_path, **knobs: Any) -> Array:
     """Infer into a new output, whose dtype is ours to choose."""
     out = tmp_path / "out.zarr"
     penstock.run_inference(source, out, model=net, **(CPU | knobs))
@@ -65,18 +60,14 @@ def into_zarr(source: Array, net: Any, tmp_path: Path, **knobs: Any) -> Array:
 @pytest.mark.parametrize(
     ("made", "dtype", "label"), [("bool", "uint8", 1), ("uint64", "uint64", 2**62 + 1)]
 )
-def test_an_output_of_labels_has_the_dtype_of_the_net(
-    made: str, dtype: str, label: int, tmp_path: Path
-) -> None:
+def test_labels_have_the_dtype_of_the_net(made: str, dtype: str, label: int, tmp_path) -> None:
     net = Net(lambda x: ((x > 2000).long() * label).to(getattr(torch, made)))
     out = into_zarr(noise(), net, tmp_path, normalize="none")
     assert out.dtype == dtype
     assert (out == (noise() > 2000) * np.array(label, dtype)).all()
 
 
-def test_a_label_that_does_not_fit_stops_the_job_and_the_dtype_that_is_named_holds_it(
-    tmp_path: Path,
-) -> None:
+def test_a_label_that_does_not_fit_stops_the_job_and_the_named_dtype_holds_it(tmp_path) -> None:
     net = Net(lambda x: 300 * (x > 2000).long())
     with pytest.raises(StageError, match=r"from 0 to 300, which uint8 .*`out_dtype` 'uint16'"):
         into_zarr(noise(), net, tmp_path, normalize="none", out_dtype="uint8")
@@ -85,7 +76,7 @@ def test_a_label_that_does_not_fit_stops_the_job_and_the_dtype_that_is_named_hol
     assert (out == (noise() > 2000) * 300).all()
 
 
-def test_labels_that_come_as_floats_must_be_whole(tmp_path: Path) -> None:
+def test_labels_that_come_as_floats_must_be_whole(tmp_path) -> None:
     whole = Net(lambda x: 3 * (x > 2000).float())
     out = into_zarr(noise(), whole, tmp_path, normalize="none", head_kind="labels")
     assert out.dtype == np.int32
@@ -94,7 +85,7 @@ def test_labels_that_come_as_floats_must_be_whole(tmp_path: Path) -> None:
         run(noise(), Net(lambda x: x / 3), normalize="none", head_kind="labels", patch=8, overlap=2)
 
 
-def test_scores_are_floats_and_never_denormalised(tmp_path: Path) -> None:
+def test_scores_are_floats_and_never_denormalised(tmp_path) -> None:
     data = noise()
     net = Net(lambda x: torch.sigmoid(4 * x - 2))
     out = into_zarr(data, net, tmp_path, normalize="global", head_kind="scores", seam_mode="blend")
@@ -114,7 +105,7 @@ def softmax(x: Tensor) -> Tensor:
      (lambda x: torch.cat([1 - x, x], 1), "sums to 1 over its 2 channels")],
 )  # fmt: skip
 def test_what_looks_like_probabilities_is_refused(
-    net: Callable[[Tensor], Tensor], said: str, tmp_path: Path
+    net: Callable[[Tensor], Tensor], said: str, tmp_path
 ) -> None:
     out = tmp_path / "out.zarr"
     with pytest.raises(UsageError, match=f"{said}.*`head_kind` scores") as refused:
@@ -194,7 +185,7 @@ def test_a_kind_that_cannot_be_is_refused(said: Any, message: str) -> None:
         lines(Net(two), out_spec=OUTS, head_kind=said, normalize="none")
 
 
-def test_a_run_of_another_kind_is_another_run(tmp_path: Path) -> None:
+def test_a_run_of_another_kind_is_another_run(tmp_path) -> None:
     data, out, net = noise(), tmp_path / "out.zarr", Net(lambda x: (x > 2000).to(torch.int32))
     knobs: dict[str, Any] = {"model": net, "normalize": "none", "out_dtype": "int32", **CPU}
     penstock.run_inference(data, out, **knobs)
@@ -256,9 +247,7 @@ def sinks(shape: tuple[int, ...]) -> tuple[Array, ...]:
     mainly([("trim", ((7, 11, 13), 3)), ("blend", ((7, 11, 13), 3)), ("blend", ((1, 20, 9), 4)),
      ("trim", ((11, 12, 13), 0))], 0, 2),
 )  # fmt: skip
-def test_mixed_heads_are_stitched_each_in_its_own_way(
-    seam: str, cut: tuple[tuple[int, ...], int]
-) -> None:
+def test_heads_are_each_stitched_in_their_way(seam: str, cut: tuple[tuple[int, ...], int]) -> None:
     shape, overlap = cut
     data, outs = noise(shape), sinks(shape)
     penstock.run_inference(
@@ -314,9 +303,7 @@ class Turns(nn.Module):
      (lambda x: (x, x), "returned 2 heads, out0, out1, and not 1, out"),
      (lambda x: None, "NoneType as out"), (lambda x: {"b": x}, "returned 1 head.*, b, and not")],
 )  # fmt: skip
-def test_what_a_model_returns_is_checked_every_time(
-    then: Callable[[Tensor], Any], said: str
-) -> None:
+def test_what_a_model_returns_is_always_checked(then: Callable[[Tensor], Any], said: str) -> None:
     with pytest.raises(StageError, match=rf"^forward failed at brick \d+ Box\(.*{said}"):
         run(arange((20, 20, 20)), Turns(then), patch=8, overlap=2, block=8, normalize="none")
 
@@ -385,8 +372,7 @@ def test_a_small_range_far_from_zero_reaches_a_net_whole() -> None:
     data = (2**30 + arange((8, 8, 8), "int64") % 64).astype("int32")
     net = nn.Conv3d(1, 1, 1, bias=False)
     nn.init.ones_(net.weight)
-    out = run(data, net, patch=8, overlap=0, normalize="global")
-    assert (out == data).all()
+    assert (run(data, net, patch=8, overlap=0, normalize="global") == data).all()
 
 
 @pytest.mark.slow
@@ -394,9 +380,7 @@ def test_a_small_range_far_from_zero_reaches_a_net_whole() -> None:
     ("default", "seam", "name"),
     mainly([(torch.bfloat16, "trim", "identity"), (torch.float64, "blend", "denoise-tiny")], 1),
 )
-def test_the_callers_default_dtype_changes_nothing(
-    default: torch.dtype, seam: str, name: str
-) -> None:
+def test_a_default_dtype_changes_nothing(default: torch.dtype, seam: str, name: str) -> None:
     data = noise((8, 8, 8))
     knobs: dict[str, Any] = {"patch": 8, "overlap": 4, "normalize": "global", "seam_mode": seam}
     expected = run(data, name, **knobs)

@@ -1,8 +1,6 @@
 """What decides voxels is what resume compares: the model's sources, what it holds, the input, the
 maker."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -15,14 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import UsageError
+from penstock.base import InferConfig, UsageError, build
 from penstock.data import open_source
+from penstock.inference import Job, run_step
 from penstock.inference import run as infer_run
 from penstock.inference.opening import identity
-from penstock.inference.opening.job import Job
-from penstock.inference.sharing.steps import run_step
 
 from ..parameters import mainly, paired
 
@@ -37,7 +32,7 @@ def infer(out: Path, model: Any = "identity", data: Any = DATA, **knobs: Any) ->
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path) -> Path:
     """A model whose parts are in files beside it, found by each way in which files are imported."""
     (tmp_path / "parts").mkdir()
     (tmp_path / "net.py").write_text(
@@ -147,9 +142,7 @@ def test_a_set_counts_and_where_its_objects_lie_in_memory_does_not() -> None:
 
 
 @pytest.mark.slow
-def test_from_wherever_it_is_said_a_file_is_the_same_model_until_a_part_changes(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_wherever_said_a_file_is_one_model_until_it_changes(files: Path, monkeypatch) -> None:
     monkeypatch.chdir(files)
     infer(Path("out.zarr"), "unused.py:net")
     (files / "sub").mkdir()
@@ -161,7 +154,7 @@ def test_from_wherever_it_is_said_a_file_is_the_same_model_until_a_part_changes(
         infer(Path("../out.zarr"), "../unused.py:net", resume=True)
 
 
-def test_an_array_is_known_by_its_content(tmp_path: Path) -> None:
+def test_an_array_is_known_by_its_content(tmp_path) -> None:
     out, data = tmp_path / "out.zarr", DATA.copy()
     infer(out, data=data)
     assert infer(out, data=DATA.copy(), resume=True).blocks_written == 0
@@ -189,9 +182,7 @@ def test_an_array_of_any_rank_is_hashed_by_planes() -> None:
         hashed.clear()
 
 
-def test_an_array_too_large_to_compare_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_too_large_to_compare_is_not_resumed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(identity, "CONTENT_BYTES", DATA.nbytes - 1)
     infer(tmp_path / "out.zarr")
     with pytest.raises(
@@ -200,9 +191,7 @@ def test_an_array_too_large_to_compare_is_not_resumed(
         infer(tmp_path / "out.zarr", resume=True)
 
 
-def test_a_changed_line_of_the_code_is_another_maker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_line_of_the_code_is_another_maker(tmp_path, monkeypatch) -> None:
     """In a copy of the package, for the hash is made of the files."""
     digest = identity.code_of_voxels.__wrapped__
     before = digest()
@@ -221,7 +210,7 @@ def test_a_changed_line_of_the_code_is_another_maker(
         assert before != other
 
 
-def test_another_maker_does_not_go_on(tmp_path: Path) -> None:
+def test_another_maker_does_not_go_on(tmp_path) -> None:
     out, noted = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock" / "run.json"
     infer(out)
     content = json.loads(noted.read_text())
@@ -239,7 +228,7 @@ def test_another_maker_does_not_go_on(tmp_path: Path) -> None:
     ),
 )
 def test_a_run_goes_on_with_the_threads_that_it_began_with(
-    goes_on: dict[str, Any], folder: str | None, tmp_path: Path
+    goes_on: dict[str, Any], folder: str | None, tmp_path
 ) -> None:
     """As every process of a job must, for it to write the same bits."""
     source, out = tmp_path / "in.npy", tmp_path / "out.zarr"

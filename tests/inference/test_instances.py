@@ -1,7 +1,5 @@
 """Objects of a decoder: each once, whatever blocks and workers, and those of the whole volume."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +124,7 @@ def check_tiled(folder: Path, side: int, count: int, blocks: Iterable[int], **kn
         assert places == sorted(places)
 
 
-def test_objects_of_blocks_are_those_of_the_whole(tmp_path: Path) -> None:
+def test_objects_of_blocks_are_those_of_the_whole(tmp_path) -> None:
     check_tiled(tmp_path, 48, 30, [24])
 
 
@@ -134,20 +132,20 @@ def test_objects_of_blocks_are_those_of_the_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("side", "count"), [(100, 300), pytest.param(250, 5000, marks=pytest.mark.long)]
 )
-def test_watershed_of_blocks_is_that_of_the_whole(side: int, count: int, tmp_path: Path) -> None:
+def test_watershed_of_blocks_is_that_of_the_whole(side: int, count: int, tmp_path) -> None:
     pytest.importorskip("skimage")
     knobs = {"decoder": "watershed", "threshold": 0.0, "seed_threshold": 0.45}
     check_tiled(tmp_path, side, count, [45, 30], **knobs)
 
 
 @pytest.mark.slow
-def test_no_object_of_many_is_lost(tmp_path: Path) -> None:
+def test_no_object_of_many_is_lost(tmp_path) -> None:
     """The decoder gives pieces at the edges of views to the wrong object."""
     check_tiled(tmp_path, 120, 550, [45])
 
 
 @pytest.mark.slow
-def test_blocks_and_workers_change_no_byte(tmp_path: Path) -> None:
+def test_blocks_and_workers_change_no_byte(tmp_path) -> None:
     _, scores = spheres(60, 60, 2)
     one, _ = decode(tmp_path, scores, instance_block=(20,))
     for workers, block in ((1, (16, 32, 64)), (3, (64, 16, 16))):
@@ -156,7 +154,7 @@ def test_blocks_and_workers_change_no_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ["iou", "overlap", "touch", "owner"])
-def test_an_object_in_two_blocks_is_one(tmp_path: Path, rule: str) -> None:
+def test_an_object_in_two_blocks_is_one(tmp_path, rule: str) -> None:
     """Its centroid lies at the plane between them. By ``owner`` it is one as one view owns it."""
     scores = np.full((10, 10, 40), -1, np.float32)
     scores[3:7, 3:7, 16:24] = 1
@@ -167,7 +165,7 @@ def test_an_object_in_two_blocks_is_one(tmp_path: Path, rule: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_owner_sees_as_two_stays_two(tmp_path: Path) -> None:
+def test_what_the_owner_sees_as_two_stays_two(tmp_path) -> None:
     """Pieces at the edges of other blocks are alike to both, and would join them."""
     truth, scores = spheres(36, 14, 38, 2)
     knobs = {"axes": "cyx", "object_size": (10,)}
@@ -176,7 +174,7 @@ def test_what_the_owner_sees_as_two_stays_two(tmp_path: Path) -> None:
     assert tiled.max() == whole.max() == len(np.unique(truth)) - 1
 
 
-def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
+def test_an_object_larger_than_the_halo_is_told(tmp_path) -> None:
     """It is listed and cut out, and it ends where its blocks do."""
     scores = np.full((6, 6, 60), -1, np.float32)
     scores[2:4, 2:4, 2:58] = 1
@@ -200,7 +198,7 @@ def test_an_object_larger_than_the_halo_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_chain_of_merges_is_ambiguous(tmp_path: Path) -> None:
+def test_a_chain_of_merges_is_ambiguous(tmp_path) -> None:
     """No view sees more of it than an object that fits, and more views see it."""
     scores = np.full((6, 6, 80), -1, np.float32)
     for stop, ambiguous in ((80, 1), (20, 0)):
@@ -225,7 +223,7 @@ def test_ends_are_counted_at_planes_and_between() -> None:
     assert ends == (1, 2, 2, 2) and ends.ratio == 2  # at 10; at 5 and 15
 
 
-def test_a_plane_goes_to_the_decoder_as_a_plane(tmp_path: Path) -> None:
+def test_a_plane_goes_to_the_decoder_as_a_plane(tmp_path) -> None:
     scores = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
     labels, _ = decode(
         tmp_path, scores, decoder=f"{tmp_path / 'mine.py'}:of_a_plane", object_size=(4,),
@@ -245,9 +243,7 @@ def inferred(folder: Path, *words: str) -> int:
 
 
 @pytest.mark.slow
-def test_infer_writes_objects_and_a_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_infer_writes_objects_and_a_table(tmp_path, capsys) -> None:
     table = str(tmp_path / "cells.csv")
     words = ["--instances", "components", "--threshold", "0.6", "--table", table]
     assert inferred(tmp_path, *words) == 0
@@ -267,9 +263,7 @@ def test_infer_writes_objects_and_a_table(
 
 
 @pytest.mark.slow
-def test_steps_of_an_array_write_the_objects_of_one_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_of_an_array_write_the_objects_of_one_process(tmp_path, capsys) -> None:
     """Scores are the first round. A step that comes twice changes nothing."""
     contents = []
     for name in ("one", "many"):
@@ -280,8 +274,7 @@ def test_steps_of_an_array_write_the_objects_of_one_process(
         words += ["--patch", "8", "--block", "8", "--chunks", "8"]
 
         def step(*more: str, folder: Path = folder, words: list[str] = words) -> tuple[int, str]:
-            code = inferred(folder, *words, *more)
-            return code, "".join(capsys.readouterr())
+            return inferred(folder, *words, *more), "".join(capsys.readouterr())
 
         if name == "one":
             assert step()[0] == 0
@@ -306,7 +299,7 @@ def test_steps_of_an_array_write_the_objects_of_one_process(
     assert contents[0] == contents[1]
 
 
-def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path: Path) -> None:
+def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path) -> None:
     (tmp_path / "net.py").write_text(NET)
     words = f"--instances components --threshold -2 --model {tmp_path}/net.py:distances --patch 8"
     assert inferred(tmp_path, *words.split()) == 0
@@ -324,9 +317,7 @@ def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path: Path
         ("--instances components --threshold 1 --part 1/2", "no run is prepared in"),
     ],
 )
-def test_instances_that_cannot_be_made_are_refused(
-    tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_instances_are_refused(tmp_path, words: str, sentence: str, capsys) -> None:
     assert inferred(tmp_path, *words.split()) == 2
     assert sentence in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["in.npy"]
@@ -347,14 +338,13 @@ def test_instances_that_cannot_be_made_are_refused(
     ],
 )
 def test_a_decoder_that_does_not_fit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], sentence: str
+    tmp_path, here, knobs: dict[str, Any], sentence: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=sentence):
         decode(tmp_path, np.zeros((4, 4, 4), np.float32), **knobs)
     assert not (tmp_path / "out.zarr").exists()
 
 
-def test_scores_that_are_nan_are_refused(tmp_path: Path) -> None:
+def test_scores_that_are_nan_are_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match="is NaN"):
         decode(tmp_path, np.full((4, 4, 4), np.nan, np.float32))

@@ -4,8 +4,6 @@ Chunks, memory, devices, the run folder, the size of a net, the position of an o
 what is done, the trace.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,7 @@ from penstock.inference.opening import job as opening_job
 from penstock.inference.opening import net, outputs
 from penstock.inference.opening.net import with_peak_on
 from penstock.inference.run_folder.journal import Journal
-from penstock.instruments import environment
-from penstock.instruments.spans import Probe
+from penstock.instruments import Probe, environment
 from penstock.models import devices as models_devices
 from penstock.models import footprint
 from penstock.models import load as model
@@ -49,7 +46,7 @@ def test_a_chunk_divides_its_block_and_is_neither_dust_nor_a_mountain(block: int
     assert not side or (block % side == 0 and min(block, 32) <= side <= 512)
 
 
-def test_a_prime_block_is_a_chunk_or_refused_by_a_number_that_works(tmp_path: Path) -> None:
+def test_a_prime_block_is_a_chunk_or_refused_by_a_number_that_works(tmp_path) -> None:
     out, shape = tmp_path / "out.zarr", (1, 600, 600)
     fits = opened(out, shape, patch=(16, 16), block=(131, 131))
     assert fits.sinks[0].write_grid == (1, 1, 1, 131, 131)
@@ -66,9 +63,7 @@ def group(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_memory_is_what_the_tightest_control_group_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_what_the_tightest_control_group_has_left(tmp_path, monkeypatch) -> None:
     stat = "anon 100\nfile 700\ninactive_file 600\nactive_file 100"
     free = group(tmp_path / "free", memory_max="max", memory_current="5000", memory_stat=stat)
     cached = group(tmp_path / "cached", memory_max="1000", memory_current="990", memory_stat=stat)
@@ -92,7 +87,7 @@ def test_memory_is_what_the_tightest_control_group_has_left(
         assert 1000 < environment.available_memory() <= machine
 
 
-def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch) -> None:
     order: list[str] = []
     real = psutil.Process.memory_info
 
@@ -106,7 +101,7 @@ def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatc
     assert order == ["device", "base"]
 
 
-def test_a_device_without_an_index_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_an_index_is_the_first(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert models_devices.find_devices(["cuda"]) == [torch.device("cuda:0")]
@@ -140,7 +135,7 @@ def test_half_precision_is_for_values_that_are_brought_to_a_range(
         assert net.choose_amp(config, [torch.device("cpu")], dtype) is None
 
 
-def test_outputs_of_one_name_have_run_folders_of_their_own(tmp_path: Path) -> None:
+def test_outputs_of_one_name_have_run_folders_of_their_own(tmp_path) -> None:
     memory = {name: {"driver": "memory", "path": f"{name}.zarr/"} for name in "ab"}
     folders = [opened(array_spec(memory[name], path)).run_dir for name in "ab" for path in "01"]
     assert len(set(folders)) == 4
@@ -164,9 +159,7 @@ def test_outputs_of_one_name_have_run_folders_of_their_own(tmp_path: Path) -> No
         ("shelf", "out.n5/0", "shelf/out.n5"),
     ],
 )
-def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
-    kvstore: str, path: str, beside: str, tmp_path: Path
-) -> None:
+def test_a_run_folder_lies_beside_the_group(kvstore: str, path: str, beside: str, tmp_path) -> None:
     spec = array_spec({"driver": "file", "path": f"{tmp_path}/{kvstore}"}, path)
     cast = {"driver": "cast", "base": {**spec, "dtype": "uint8"}, "dtype": "uint8"}
     group = tmp_path / beside
@@ -177,7 +170,7 @@ def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
 
 
 @pytest.mark.parametrize("inside", ["out.zarr", "out.zarr/run", "out.zarr/0/run", "link/run"])
-def test_a_run_folder_inside_the_output_is_refused(inside: str, tmp_path: Path) -> None:
+def test_a_run_folder_inside_the_output_is_refused(inside: str, tmp_path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "out.zarr")
     with pytest.raises(UsageError, match=rf"^--run-dir .*{inside} lies inside the output$"):
         opened(tmp_path / "out.zarr", run_dir=tmp_path / inside)
@@ -214,7 +207,7 @@ def test_weights_are_no_part_of_a_forward() -> None:
     assert measured.peak_bytes == 3 * 4 * (4 * 4 * 64)  # the input of all, that of one, its output
 
 
-def test_a_source_that_starts_off_zero_gives_its_output_its_position(tmp_path: Path) -> None:
+def test_a_source_that_starts_off_zero_gives_its_output_its_position(tmp_path) -> None:
     """A precomputed volume with a voxel offset, of voxels of 40 x 4 x 8 nm."""
     data = np.arange(5 * 6 * 7, dtype="uint8").reshape(5, 6, 7)
     kvstore = f"file://{tmp_path}/in/"
@@ -244,7 +237,7 @@ def begun(folder: Path, *, resume: bool) -> Journal:
 
 
 @pytest.mark.parametrize("torn", ["", "0 1", "0 1 1 1", "0 1 1 1?", "\n"])
-def test_a_resume_that_is_killed_as_it_begins_loses_nothing(torn: str, tmp_path: Path) -> None:
+def test_a_resume_that_is_killed_as_it_begins_loses_nothing(torn: str, tmp_path) -> None:
     log, done = tmp_path / "done.log", {(0, 0, 0, 0), (0, 0, 0, 12)}
     with_blocks = begun(tmp_path, resume=False)
     for key in sorted(done):

@@ -1,7 +1,5 @@
 """Components by blocks: the values of scipy and cc3d on the whole, whatever the blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,8 +62,7 @@ def label(
 
 def scipys(mask: NDArray[Any], connectivity: int) -> NDArray[Any]:
     structure = ndimage.generate_binary_structure(mask.ndim, ORDER[connectivity])
-    labels: NDArray[Any] = ndimage.label(mask, structure)[0]
-    return labels
+    return ndimage.label(mask, structure)[0]
 
 
 def spiral(side: int) -> NDArray[np.bool_]:
@@ -103,7 +100,7 @@ def shapes() -> dict[str, NDArray[np.bool_]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("connectivity", [6, 18, 26])
-def test_adversarial_volumes_have_the_labels_of_scipy(tmp_path: Path, connectivity: int) -> None:
+def test_adversarial_volumes_have_the_labels_of_scipy(tmp_path, connectivity: int) -> None:
     for name, mask in shapes().items():
         got, summary, _ = label(tmp_path, mask, connectivity=connectivity)
         wanted = scipys(mask, connectivity)
@@ -147,13 +144,13 @@ def test_any_mask_blocks_and_filters(tmp_path_factory: Any, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_random_grids_by_parts(tmp_path: Path) -> None:
+def test_fifty_random_grids_by_parts(tmp_path) -> None:
     for seed in range(50):
         check_random(tmp_path, seed, in_parts=True)
 
 
 @pytest.mark.parametrize("block", [(4, 4, 4), (8, 4, 12)])
-def test_equal_values_have_the_labels_of_cc3d(tmp_path: Path, block: tuple[int, ...]) -> None:
+def test_equal_values_have_the_labels_of_cc3d(tmp_path, block: tuple[int, ...]) -> None:
     values = np.random.default_rng(3).integers(0, 3, (11, 10, 13)).astype(np.uint16)
     got, _, labelling = label(tmp_path, values, connectivity=26, block=block)
     wanted = cc3d.connected_components(values, connectivity=26)
@@ -169,7 +166,7 @@ def test_a_number_beyond_63_bits_is_a_label() -> None:
 
 
 @pytest.mark.slow
-def test_scores_times_and_channels_are_labelled_each_by_itself(tmp_path: Path) -> None:
+def test_scores_times_and_channels_are_labelled_each_by_itself(tmp_path) -> None:
     scores = np.random.default_rng(5).random((2, 2, 6, 7, 8)).astype(np.float32)
     place, out = tmp_path / "in.npy", tmp_path / "out.zarr"
     np.save(place, scores)
@@ -184,7 +181,7 @@ def test_scores_times_and_channels_are_labelled_each_by_itself(tmp_path: Path) -
     assert got.dtype == np.min_scalar_type(count)
 
 
-def test_the_table_has_what_scipy_measures(tmp_path: Path) -> None:
+def test_the_table_has_what_scipy_measures(tmp_path) -> None:
     rng = np.random.default_rng(7)
     mask = ndimage.gaussian_filter(rng.standard_normal((10, 11, 12)), 1) > 0.1
     image = rng.integers(0, 500, (2, *mask.shape)).astype(np.uint16)
@@ -216,7 +213,7 @@ def test_the_table_has_what_scipy_measures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_write_what_one_writes(tmp_path: Path) -> None:
+def test_processes_write_what_one_writes(tmp_path) -> None:
     mask = np.random.default_rng(11).random((20, 20, 20)) < 0.3
     one, *_ = label(tmp_path, mask)
     got, *_ = label(tmp_path, mask, workers=3)
@@ -246,7 +243,7 @@ def test_processes_write_what_one_writes(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_labelled_is_refused(
-    tmp_path: Path, array: NDArray[Any], knobs: dict[str, Any], sentence: str
+    tmp_path, array: NDArray[Any], knobs: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence) as error:
         label(tmp_path, array, **knobs)
@@ -262,7 +259,7 @@ def test_what_cannot_be_labelled_is_refused(
     ],
 )
 def test_an_image_of_another_grid_is_refused(
-    tmp_path: Path, shape: tuple[int, ...], knobs: dict[str, Any], sentence: str
+    tmp_path, shape: tuple[int, ...], knobs: dict[str, Any], sentence: str
 ) -> None:
     np.save(tmp_path / "image.npy", np.ones(shape, np.uint16))
     asked = {"table": tmp_path / "t.csv", "intensity": str(tmp_path / "image.npy"), **knobs}
@@ -271,7 +268,7 @@ def test_an_image_of_another_grid_is_refused(
     assert {each.name for each in tmp_path.iterdir()} == {"image.npy", "in.npy"}
 
 
-def test_an_output_that_exists_stays(tmp_path: Path) -> None:
+def test_an_output_that_exists_stays(tmp_path) -> None:
     mask = np.ones((3, 3, 3), bool)
     label(tmp_path, mask)
     with pytest.raises(UsageError, match="exists; use --overwrite"):

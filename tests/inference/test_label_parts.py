@@ -1,7 +1,5 @@
 """Labels by parts, on workers, and after kills: the bytes of one process, and what status says."""
 
-from __future__ import annotations
-
 import pickle
 import signal
 import subprocess
@@ -51,7 +49,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in files if f.is_file()}
 
 
-def check_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def check_same(folder: Path, capsys) -> None:
     """All is as one process wrote it, and `status` and `verify` say that it is whole."""
     out = str(folder / "many" / "out.zarr")
     assert content(folder / "many") == content(folder / "one")
@@ -59,13 +57,10 @@ def check_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (main(["status", out]), main(["verify", out])) == (0, 0)
     said = capsys.readouterr().out
     assert said.startswith("done: ") and "blocks are proven" in said
-    left = {path.name for path in Path(f"{out}.penstock").iterdir() if path.is_dir()}
-    assert not left
+    assert not {path.name for path in Path(f"{out}.penstock").iterdir() if path.is_dir()}
 
 
-def test_parts_write_what_one_process_writes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_write_what_one_process_writes(tmp_path, capsys) -> None:
     mask = made(tmp_path, 8)
     assert main(words_of(tmp_path, "one")) == 0
     labels = open_source(str(tmp_path / "one" / "out.zarr"))
@@ -105,7 +100,7 @@ def test_parts_write_what_one_process_writes(
 
 
 @pytest.mark.slow
-def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_twenty_kills_and_two_at_once(tmp_path, capsys) -> None:
     made(tmp_path, 20)
     assert main(words_of(tmp_path, "one")) == 0
     rng, kills = np.random.default_rng(1), 0
@@ -133,9 +128,7 @@ def test_twenty_kills_and_two_at_once(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_workers_of_dask_write_what_one_process_writes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_of_dask_write_what_one_process_writes(tmp_path, capsys) -> None:
     pytest.importorskip("distributed")
     made(tmp_path, 20)
     assert main(words_of(tmp_path, "one")) == 0
@@ -145,9 +138,7 @@ def test_workers_of_dask_write_what_one_process_writes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("infers", [False, True])
-def test_a_client_of_dask_that_is_killed_is_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], infers: bool
-) -> None:
+def test_a_client_of_dask_that_is_killed_is_resumed(tmp_path, capsys, infers: bool) -> None:
     pytest.importorskip("distributed")
     made(tmp_path, 20)
     np.save(tmp_path / "in.npy", np.load(tmp_path / "in.npy").astype(np.float32))
@@ -185,7 +176,7 @@ def test_a_client_of_dask_that_is_killed_is_resumed(
     check_same(tmp_path, capsys)
 
 
-def test_work_is_handed_on_without_what_is_open(tmp_path: Path) -> None:
+def test_work_is_handed_on_without_what_is_open(tmp_path) -> None:
     np.save(tmp_path / "mask.npy", np.ones((4, 5, 6), bool))
     config = LabelConfig(
         in_spec=str(tmp_path / "mask.npy"), out_spec=str(tmp_path / "out.zarr"),

@@ -3,15 +3,12 @@
 A GPU is played by streams and events that only note how they are used; the copies are the host's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,19 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import StageError
+from penstock.base import InferConfig, StageError, build
 from penstock.data.stores.lock import OutputLock
+from penstock.inference import Job, run_job
 from penstock.inference.lanes import equipment, scatter, transfers
 from penstock.inference.lanes.bricks import Computed, Loaded
 from penstock.inference.lanes.equipment import Forward
 from penstock.inference.lanes.lane import Lane
 from penstock.inference.lanes.scatter import PatchScatter
 from penstock.inference.lanes.transfers import GpuClock, Transfers
-from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
-from penstock.inference.run import run_job
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages.pipeline import Pipeline, compute
 from penstock.inference.stages.reading import BrickReader, wanted_bricks
@@ -49,7 +43,7 @@ FOUR = (20, 14, 8)
 
 
 @pytest.fixture(autouse=True)
-def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_bricks(monkeypatch) -> None:
     """Of 2 x 2 x 2 patches."""
     monkeypatch.setattr(cuts, "BRICK_VOXELS", 14**3)
 
@@ -127,7 +121,7 @@ class Casts(Seen):
         return out
 
 
-def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
+def test_weights_are_cast_once_and_not_for_each_batch(one_thread) -> None:
     net = conv()
     begun = started(arange(FOUR, "float32"), net, amp="bf16")
     with Casts(net[0].weight.shape) as casts:  # type: ignore[union-attr,arg-type]
@@ -139,9 +133,7 @@ def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 @pytest.mark.parametrize(("dynamic", "graphs"), [("false", 3), ("true", 1)])
-def test_a_net_is_compiled_for_one_shape_or_for_any(
-    dynamic: str, graphs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_net_is_compiled_for_one_shape_or_for_any(dynamic: str, graphs: int, monkeypatch) -> None:
     """As aind_torch_utils means it. Three lengths of batch are three shapes."""
     # It writes no C++; and by a name, such as "eager", torch would import all that have one.
     traced = functools.partial(torch.compile, backend=lambda graph, _: graph.forward)
@@ -185,9 +177,7 @@ def test_a_net_that_fails_on_channels_last_is_run_without_and_the_plan_says_so()
     assert any("channels last" in text for text in notes)
 
 
-def test_the_next_brick_goes_up_before_the_net_is_at_work_on_this_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_next_brick_goes_up_before_the_net_is_at_work_on_this_one(monkeypatch) -> None:
     begun = started(arange(FOUR))
     queues = begun.queues
     for loaded in bricks_of(begun):
@@ -221,17 +211,17 @@ class Stream:
     def __init__(self, name: str) -> None:
         self.name, self.waits = name, []  # type: ignore[var-annotated]
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: "Event") -> None:
         self.waits.append(event.on)
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: "Stream") -> None:
         self.waits.append(other.name)
 
 
 class Event:
     """Reads a device's clock, on which 10 ms pass from one timed event to the next."""
 
-    made: list[Event]
+    made: list["Event"]
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.timed, self.blocking, self.on, self.waited_for = enable_timing, blocking, "", False
@@ -247,12 +237,12 @@ class Event:
     def synchronize(self) -> None:
         self.waited_for = True
 
-    def elapsed_time(self, other: Event) -> float:
+    def elapsed_time(self, other: "Event") -> float:
         return other.at_ms - self.at_ms
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stream]:
+def gpu(monkeypatch) -> dict[str, Stream]:
     streams = {name: Stream(name) for name in ("main", "up", "down")}
     Event.made = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -272,13 +262,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stream]:
     return streams
 
 
-def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
-    gpu: dict[str, Stream], one_thread: None
-) -> None:
+def on_streams(gpu: dict[str, Stream]) -> Any:
+    """A job that has begun, and a lane of it on these streams, timed by their device."""
     begun = started(arange(FOUR), conv())
     one = lane_of(begun)
-    one.transfers.streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
+    one.transfers.streams = gpu["up"], gpu["down"]
     one.clock = GpuClock(CPU, begun.probe)
+    return begun, one
+
+
+def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
+    gpu: dict[str, Stream], one_thread
+) -> None:
+    begun, one = on_streams(gpu)
     done = list(through(begun, one))
     bricks = begun.job.geometry.count_bricks()
     assert gpu["up"].waits == []
@@ -295,7 +291,7 @@ def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
 
 
 def test_a_trace_shows_copies_beside_what_is_computed(
-    gpu: dict[str, Stream], one_thread: None, tmp_path: Path
+    gpu: dict[str, Stream], one_thread, tmp_path
 ) -> None:
     """Each by events of the stream that it runs on, and on a track of its own. The clock of the
     host, on which nothing lasts here, times none of them."""
@@ -322,12 +318,9 @@ def test_a_trace_shows_copies_beside_what_is_computed(
 
 
 def test_an_array_is_not_read_into_again_before_its_upload_ends(
-    gpu: dict[str, Stream], one_thread: None
+    gpu: dict[str, Stream], one_thread
 ) -> None:
-    begun = started(arange(FOUR), conv())
-    one = lane_of(begun)
-    one.transfers.streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
-    one.clock = GpuClock(CPU, begun.probe)
+    begun, one = on_streams(gpu)
     given, give = [], one.read_pool.give
 
     def noted(array: Array) -> None:
@@ -339,9 +332,7 @@ def test_an_array_is_not_read_into_again_before_its_upload_ends(
     assert given == [[True] * (n + 1) for n in range(begun.job.geometry.count_bricks())]
 
 
-def test_bricks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bricks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(monkeypatch) -> None:
     begun = started(arange(FOUR))
     asked: list[int] = []
     monkeypatch.setattr(
@@ -357,9 +348,7 @@ def test_bricks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(
     assert len(arrays) > len(asked) > 1
 
 
-def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(monkeypatch) -> None:
     made: list[torch.device] = []
 
     class Counted(Forward):
@@ -400,7 +389,7 @@ def computed(one: Lane, begun: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     ("seam", "normalize"), mainly(paired(["trim", "blend"], ["none", "percentile"]), 1)
 )
 def test_alike_patches_at_once_give_the_bits_of_each_alone(
-    seam: str, normalize: str, one_thread: None
+    seam: str, normalize: str, one_thread
 ) -> None:
     data = np.random.default_rng(3).integers(0, 250, (22, 12, 19)).astype("uint8")
     outs = [np.zeros(data.shape, dtype) for dtype in ("uint8", "int32", "int64")]
@@ -422,7 +411,7 @@ def test_alike_patches_at_once_give_the_bits_of_each_alone(
     assert all(map(torch.equal, tallies, others))
 
 
-def test_weights_go_to_a_device_once_and_with_their_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_go_to_a_device_once_and_with_their_lane(monkeypatch) -> None:
     made: list[weakref.ref[Tensor]] = []
     weights_on = scatter._weights_on
 

@@ -1,7 +1,5 @@
 """How values are scaled where nobody says it, and what a network's training says of its head."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path
@@ -12,9 +10,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.base import build
-from penstock.base.config.infer import InferConfig
-from penstock.base.errors import UsageError
+from penstock.base import InferConfig, UsageError, build
 from penstock.cli import main
 from penstock.inference.opening.job import Job
 
@@ -70,7 +66,7 @@ HEAD = {"kind": "scores", "target": "mask", "loss": "bce", "returns": "logits"}
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Path:
+def training(tmp_path) -> Path:
     """The folder of a training, with only what `infer` reads."""
     torch.save(Shift().state_dict(), tmp_path / "best_model.pth")
     record(tmp_path, {"scaling": {"lower": 100.0, "scale": 400.0}, "heads": {"out": HEAD}})
@@ -157,10 +153,7 @@ def test_weights_beside_a_stranger_s_file_are_theirs(training: Path) -> None:
         result(weights=training / "best_model.pth")
 
 
-def test_each_command_that_a_refusal_prints_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_each_command_that_a_refusal_prints_works(here, capsys) -> None:
     np.save("ramp.npy", RAMP)
     Path("net.py").write_text(
         "import torch\n"

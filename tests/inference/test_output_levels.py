@@ -1,7 +1,5 @@
 """The levels of an output: the same whoever made the blocks, and in how many goes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -16,8 +14,7 @@ import pytest
 
 from penstock.base.errors import Incomplete, UsageError
 from penstock.cli import main
-from penstock.data import OutputLock, add_levels, open_source, open_written
-from penstock.data.levels import reduced
+from penstock.data import OutputLock, add_levels, open_source, open_written, reduced
 from penstock.data.stores import pyramid
 from penstock.inference.opening import outputs
 from penstock.inference.stages import output_levels
@@ -33,7 +30,7 @@ WORDS += ["--head-kind", "intensity"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", VOLUME)
 
@@ -61,7 +58,7 @@ def check(path: str, count: int, rule: Any = "mean") -> None:
         assert (below == reduced(above, (2, 2, 2), rule)).all()
 
 
-def test_an_image_gets_levels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_image_gets_levels(capsys) -> None:
     assert infer("a.zarr") == 0 and infer("b.zarr", "--levels", "3") == 0
     assert "Levels: 1 level below a.zarr, in " in capsys.readouterr().out
     check("a.zarr", 2)
@@ -90,7 +87,7 @@ def test_an_image_gets_levels(capsys: pytest.CaptureFixture[str]) -> None:
     ),
 )
 def test_the_first_level_is_made_of_blocks_as_they_come(
-    blocks: list[str], room: int, later: bool, monkeypatch: pytest.MonkeyPatch
+    blocks: list[str], room: int, later: bool, monkeypatch
 ) -> None:
     """What does not line up with blocks, or has no room, is made at the end."""
     made, make = [], pyramid._make
@@ -109,8 +106,7 @@ def test_the_first_level_is_made_of_blocks_as_they_come(
 def shown(path: str) -> list[dict[str, Any]]:
     """The channels of a group as viewers show them; none for labels."""
     ome = json.loads(Path(path, "zarr.json").read_text())["attributes"]["ome"]
-    channels: list[dict[str, Any]] = ome.get("omero", {}).get("channels", [])
-    return channels
+    return ome.get("omero", {}).get("channels", [])
 
 
 @pytest.mark.slow
@@ -134,14 +130,14 @@ def test_channels_get_windows_by_their_values() -> None:
     assert not shown("c.zarr")
 
 
-def test_a_run_that_begins_looks_for_no_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_begins_looks_for_no_levels(monkeypatch) -> None:
     """To take them away lists the store, which not everybody may do."""
     monkeypatch.setattr(pyramid, "_remove", interrupt)
     assert infer("a.zarr") == 0
     check("a.zarr", 2)
 
 
-def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_level_that_lost_a_chunk_is_repaired(capsys) -> None:
     assert infer("a.zarr", "--levels", "3") == 0
     Path("a.zarr/1/c/0/0/0").unlink()
     assert main(["verify", "a.zarr"]) == 1
@@ -162,9 +158,7 @@ def test_a_level_that_lost_a_chunk_is_repaired(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["0/c/0/0/0", "1/c/0/0/0"])
-def test_a_repair_takes_over_an_output_that_was_never_released(
-    lost: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repair_takes_over_an_output_that_was_never_released(lost: str, capsys) -> None:
     assert infer("a.zarr") == 0
     Path("a.zarr", lost).write_bytes(b"damaged")
     OutputLock.take([open_written("a.zarr", "")], "another").hand_over()
@@ -174,9 +168,7 @@ def test_a_repair_takes_over_an_output_that_was_never_released(
     check("a.zarr", 2)
 
 
-def test_levels_of_an_output_that_only_the_run_names_are_not_written(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_levels_of_an_output_that_only_the_run_names_are_not_written(capsys) -> None:
     Path("heads.py").write_text("def net():\n    return lambda x: {'a': x, 'b': 2 * x}\n")
     assert infer("a.zarr", "b.zarr", "--model-type", "heads.py:net") == 0
     Path("b.zarr/1/c/0/0/0").unlink()
@@ -188,7 +180,7 @@ def test_levels_of_an_output_that_only_the_run_names_are_not_written(
     check("b.zarr", 2)
 
 
-def test_a_plain_output_is_an_array_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plain_output_is_an_array_alone(capsys) -> None:
     assert infer("a.zarr", "--ome-zarr", "0.6") == 2
     assert "--ome-zarr '0.6': input should be '0.4' or '0.5'" in capsys.readouterr().err
     assert infer("a.zarr", "--plain", "--ome-zarr", "0.4") == 2
@@ -209,9 +201,7 @@ def test_labels_are_never_averaged() -> None:
 
 
 @pytest.mark.slow
-def test_elements_make_what_lies_in_their_blocks_and_the_end_the_rest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_elements_make_what_lies_in_their_blocks_and_the_end_the_rest(monkeypatch) -> None:
     made, make = [], pyramid._make
     monkeypatch.setattr(pyramid, "_make", lambda *words: (made.append(words[-1]), make(*words))[1])
     small = ["--chunks", "2", "64", "64", "--block", "2", "64", "64", "--levels", "3"]
@@ -227,9 +217,7 @@ def test_elements_make_what_lies_in_their_blocks_and_the_end_the_rest(
     assert files[0] == files[1]
 
 
-def test_a_job_that_ends_among_levels_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_ends_among_levels_goes_on(monkeypatch, capsys) -> None:
     def asked_to_end() -> int:
         os.kill(os.getpid(), signal.SIGUSR1)
         return 1
@@ -282,8 +270,7 @@ def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) ->
     if version == "0.4":
         like = zarr.open_group("old.zarr", mode="w", zarr_format=2)
         like.create_array("0", data=VOLUME, chunks=(4, 64, 64))
-        ome = dict(zarr.open_group("image.ome.zarr").attrs["ome"])
-        (multiscale,) = ome["multiscales"]
+        (multiscale,) = dict(zarr.open_group("image.ome.zarr").attrs["ome"])["multiscales"]
         like.attrs["multiscales"] = [
             {**multiscale, "version": "0.4", "datasets": multiscale["datasets"][:1]}
         ]
@@ -305,9 +292,7 @@ def test_an_output_among_the_labels_of_an_image_is_listed_there(version: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["mean", pytest.param("mode", marks=pytest.mark.slow)])
-def test_an_array_that_is_no_image_gets_its_levels_beside_it(
-    rule: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_array_that_is_no_image_gets_its_levels_beside_it(rule: str, capsys) -> None:
     before = Path("in.npy").read_bytes()
     assert main(["pyramid", "in.npy"]) == 2
     assert "penstock pyramid in.npy OUT.ome.zarr writes one of it" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Two jobs and one output: who may write it, who lost it, and what a resumed run believes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -21,15 +19,13 @@ import pytest
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import StageError, UsageError
+from penstock.base import InferConfig, StageError, UsageError, build
 from penstock.cli import main
 from penstock.data.stores import lock as output_lock
 from penstock.data.stores import lock_place
 from penstock.data.stores.tensorstore import TensorStoreSink
+from penstock.inference import Job
 from penstock.inference import run as infer
-from penstock.inference.opening.job import Job
 from penstock.inference.run_folder import journal
 
 from ..parameters import mainly, paired
@@ -134,7 +130,6 @@ def process(folder: Path, out: str) -> Iterator[BaseProcess]:
 
 
 def send(signal_: signal.Signals, run: BaseProcess) -> None:
-    assert run.pid is not None
     os.kill(run.pid, signal_)
 
 
@@ -159,7 +154,7 @@ def names(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_by_whatever_name_it_is_one_output(tmp_path: Path) -> None:
+def test_by_whatever_name_it_is_one_output(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     with living(out, tmp_path / "first"):
         for number, name in enumerate(names(tmp_path)):
@@ -168,7 +163,7 @@ def test_by_whatever_name_it_is_one_output(tmp_path: Path) -> None:
     assert (values(out) == DATA).all()
 
 
-def test_arrays_of_one_group_are_written_side_by_side(tmp_path: Path) -> None:
+def test_arrays_of_one_group_are_written_side_by_side(tmp_path) -> None:
     metadata = {"shape": DATA.shape, "chunks": [8, 8, 8], "dtype": "<u2"}
     one, two = (
         {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{tmp_path}/group.zarr"},
@@ -180,14 +175,11 @@ def test_arrays_of_one_group_are_written_side_by_side(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"is writing it for"):
             write(two | {"path": "1/2"}, run_dir=tmp_path / "third")
     lock = json.loads((tmp_path / "group.zarr.penstock-lock").read_text())
-    assert {path: entry["holder"] for path, entry in lock["outputs"].items()} == {
-        "1": None,
-        "12": None,
-    }
+    assert {k: v["holder"] for k, v in lock["outputs"].items()} == {"1": None, "12": None}
     assert {path.name for path in (tmp_path / "group.zarr").iterdir()} == {"1", "12"}
 
 
-def test_the_lock_of_an_n5_lies_beside_its_root(tmp_path: Path) -> None:
+def test_the_lock_of_an_n5_lies_beside_its_root(tmp_path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "attributes.json").write_text('{"n5": "4.0.0"}')
     metadata = {"dimensions": DATA.T.shape, "blockSize": [8, 8, 8], "dataType": "uint16",
@@ -201,7 +193,7 @@ def test_the_lock_of_an_n5_lies_beside_its_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
+def test_every_output_of_a_job_is_locked(tmp_path) -> None:
     class Two(Waiting):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x), x
@@ -218,7 +210,7 @@ def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
     assert runs[0]["made_by"] == runs[1]["made_by"]
 
 
-def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path: Path) -> None:
+def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     command = ["generate", "volume", str(out), "--shape", "8", "8", "8", "--overwrite"]
     with living(out, tmp_path / "first"):
@@ -230,7 +222,7 @@ def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path
     assert locked["holder"] is None and locked["made_by"] != noted["run"]
 
 
-def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_path: Path) -> None:
+def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     with process(tmp_path, str(out)) as first:
         send(signal.SIGSTOP, first)
@@ -269,10 +261,7 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
         [True, False],
     ),
 )
-def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
-    step: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_killed_early_strands_nobody(step: str, before: bool, tmp_path, here) -> None:
     np.save("other.npy", OTHER)
     module, owner, method = step.rsplit(".", 2)
     code = KILLED.format(module=f"penstock.{module}", owner=owner, step=method, knobs=KNOBS)
@@ -289,9 +278,7 @@ def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
         assert (values("out.zarr") == OTHER).all()
 
 
-def test_an_end_that_was_interrupted_holds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_that_was_interrupted_holds_nothing(tmp_path, monkeypatch) -> None:
     """By a second Ctrl-C, in a notebook whose process lives on."""
 
     out, change = tmp_path / "out.zarr", output_lock._LockFile.change
@@ -311,7 +298,7 @@ def test_an_end_that_was_interrupted_holds_nothing(
     assert write(out, OTHER, overwrite=True, run_dir=tmp_path / "second").blocks_written == 2
 
 
-def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
+def test_a_lock_that_is_gone_is_said(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     write(out)
     Path(f"{out}.penstock-lock").unlink()
@@ -321,10 +308,7 @@ def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
     assert write(out, resume=True).blocks_written == 0
 
 
-def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(here) -> None:
     np.save("in.npy", DATA)
     words = "infer in.npy out.zarr --model identity --head-kind intensity --run-dir run".split()
     assert main([*words, "--prepare", "--workers", "2"]) == 0
@@ -333,14 +317,14 @@ def test_a_prepared_run_whose_folder_was_deleted_holds_nothing(
     assert main(words) == 0
 
 
-def test_what_a_killed_writer_left_does_no_harm_to_the_lock(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_does_no_harm_to_the_lock(tmp_path) -> None:
     """TensorStore writes over it, and leaves the end of what was longer."""
     (tmp_path / "out.zarr.penstock-lock.__lock").write_text("}" * 5000)
     write(tmp_path / "out.zarr")
     write(tmp_path / "out.zarr", overwrite=True)
 
 
-def test_what_is_no_lock_of_ours_stays(tmp_path: Path) -> None:
+def test_what_is_no_lock_of_ours_stays(tmp_path) -> None:
     lock = tmp_path / "out.zarr.penstock-lock"
     lock.write_text("mine")
     with pytest.raises(
@@ -351,14 +335,14 @@ def test_what_is_no_lock_of_ours_stays(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(s3_endpoint: str, monkeypatch) -> str:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     return "s3://test-bucket/some"
 
 
 @pytest.mark.slow
 def test_on_s3_a_living_job_is_seen_by_any_endpoint_and_from_another_machine(
-    bucket: str, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, s3_endpoint: str, tmp_path, monkeypatch
 ) -> None:
     """The endpoint is named by the environment, and in a spec."""
     out = f"{bucket}/out.zarr"
@@ -379,7 +363,7 @@ def test_on_s3_a_living_job_is_seen_by_any_endpoint_and_from_another_machine(
 
 
 @pytest.fixture
-def heedless(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def heedless(s3_endpoint: str, monkeypatch) -> Iterator[str]:
     """An S3 server that takes every write, whatever its condition."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
@@ -402,7 +386,7 @@ def heedless(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 
 
 @pytest.mark.slow
-def test_a_server_without_locks_is_found_out(heedless: str, tmp_path: Path) -> None:
+def test_a_server_without_locks_is_found_out(heedless: str, tmp_path) -> None:
     out, knobs = f"{heedless}/out.zarr", {"run_dir": tmp_path / "run"}
     with pytest.warns(RuntimeWarning, match="has no lock: its server takes every write"):
         summary = write(out, **knobs)
@@ -411,7 +395,7 @@ def test_a_server_without_locks_is_found_out(heedless: str, tmp_path: Path) -> N
         assert write(out, resume=True, **knobs).blocks_written == 0
 
 
-def test_a_lock_that_the_spec_turns_off_is_in_the_plan(tmp_path: Path) -> None:
+def test_a_lock_that_the_spec_turns_off_is_in_the_plan(tmp_path) -> None:
     metadata = {"shape": DATA.shape, "chunks": [8, 8, 8], "dtype": "<u2"}
     file = {"driver": "file", "path": f"{tmp_path}/out.zarr", "file_io_locking": {"mode": "none"}}
     spec = {"driver": "zarr", "kvstore": file, "metadata": metadata, "create": True}
@@ -421,7 +405,7 @@ def test_a_lock_that_the_spec_turns_off_is_in_the_plan(tmp_path: Path) -> None:
         write(spec)
 
 
-def test_arrays_in_memory_need_no_lock_and_mapped_ones_have_none(tmp_path: Path) -> None:
+def test_arrays_in_memory_need_no_lock_and_mapped_ones_have_none(tmp_path) -> None:
     result = np.zeros_like(OTHER)
     assert write(result).unlocked == ()
     mapped = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", OTHER.dtype, OTHER.shape)
@@ -430,9 +414,7 @@ def test_arrays_in_memory_need_no_lock_and_mapped_ones_have_none(tmp_path: Path)
     assert (result == OTHER).all() and (mapped == OTHER).all()
 
 
-def test_a_run_folder_without_locks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_without_locks_is_said(tmp_path, monkeypatch) -> None:
     def refused(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -442,7 +424,7 @@ def test_a_run_folder_without_locks_is_said(
         assert len(write(out).unlocked) == 1
 
 
-def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path) -> None:
     (tmp_path / "out.zarr.penstock-lock").mkdir()
     with pytest.warns(RuntimeWarning, match=r"^[^\n]*out.zarr has no lock: [^\n]+$"):
         write(tmp_path / "out.zarr")
@@ -451,7 +433,7 @@ def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path: Path) 
 @pytest.mark.parametrize(
     "name", mainly(["summary.json", "run.json", "done.log", "notes.txt"], 1, 3)
 )
-def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / name).write_text('{"mine": 1}\n')
@@ -465,7 +447,7 @@ def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "name", mainly(["done.log", "error.txt", ".penstock-0123456789abcdef.part"], 0, 2)
 )
-def test_what_a_run_left_that_ended_before_it_began_is_ours(name: str, tmp_path: Path) -> None:
+def test_what_a_run_left_that_ended_before_it_began_is_ours(name: str, tmp_path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / name).touch()
@@ -475,14 +457,14 @@ def test_what_a_run_left_that_ended_before_it_began_is_ours(name: str, tmp_path:
     assert write(tmp_path / "out.zarr", run_dir=folder, resume=True).blocks_written == 0
 
 
-def test_a_lost_output_is_an_error_of_the_write(tmp_path: Path) -> None:
+def test_a_lost_output_is_an_error_of_the_write(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     lost = pytest.raises(StageError, match=r"write failed at .*: this run has lost .* was removed")
     with lost, living(out, tmp_path / "first"):
         Path(f"{out}.penstock-lock").unlink()
 
 
-def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_path) -> None:
     source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     first = journal.Journal.open(Path(f"{out}.penstock"), {}, resume=False)
@@ -495,9 +477,7 @@ def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_pa
     assert (values(out) == source + 1).all()
 
 
-def test_what_may_not_be_replaced_is_refused_before_its_list_of_blocks_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_not_be_replaced_is_refused_before_its_list_is_lost(tmp_path, monkeypatch) -> None:
     source, out = arange((10, 10, 10)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -508,5 +488,4 @@ def test_what_may_not_be_replaced_is_refused_before_its_list_of_blocks_is_lost(
     monkeypatch.setattr(TensorStoreSink, "check", denied)
     with pytest.raises(UsageError, match="Permission denied"):
         penstock.run_inference(source, out, overwrite=True, **SMALL)
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert after == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

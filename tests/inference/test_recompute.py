@@ -1,7 +1,5 @@
 """`penstock verify --recompute`: blocks computed anew from the input, and what they prove."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex
@@ -17,8 +15,8 @@ from safetensors.torch import save_file
 
 from penstock.base.config.infer import InferConfig
 from penstock.cli import main
+from penstock.inference import Job
 from penstock.inference import repair as reopening
-from penstock.inference.opening.job import Job
 
 from .kit import Array
 
@@ -51,14 +49,13 @@ def begin() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def place(tmp_path, here) -> Path:
     begin()
     return tmp_path
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def whole(tmp_path_factory) -> tuple[Path, Path]:
     """A folder with a run that is done, its input and its net, and what it holds."""
     folder = tmp_path_factory.mktemp("whole")
     used, kept = folder / "used", folder / "kept"
@@ -71,7 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def done(whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def done(whole: tuple[Path, Path], monkeypatch) -> Path:
     """The working folder, with a run that is done. A run goes on only where it began, so it is the
     same folder each time."""
     used, kept = whole
@@ -101,8 +98,7 @@ def forge(index: tuple[int, ...]) -> None:
     array = array.result()
     start = [16 * i for i in index]
     array[tuple(start)].write(np.asarray(array[tuple(start)]) + 1).result()
-    box = tuple(slice(i, i + 16) for i in start)
-    values = np.asarray(array.read().result())[box]
+    values = np.asarray(array.read().result())[tuple(slice(i, i + 16) for i in start)]
     log = Path("out.zarr.penstock/done.log")
     lines = [line for line in log.read_text().splitlines(keepends=True)
              if not line.startswith(line_of((0, *index))[:-1] + " ")]  # fmt: skip
@@ -129,8 +125,8 @@ class Smaller(Job):
     ],
 )
 def test_blocks_that_are_computed_anew_have_the_same_bits_in_other_parts_too(
-    seam: str, normalize: str, dtype: str, place: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    seam: str, normalize: str, dtype: str, place: Path, monkeypatch,
+    capsys,
 ) -> None:  # fmt: skip
     assert infer("--seam-mode", seam, "--normalize", normalize, "--out-dtype", dtype) == 0
     capsys.readouterr()
@@ -143,9 +139,7 @@ def test_blocks_that_are_computed_anew_have_the_same_bits_in_other_parts_too(
 
 
 @pytest.mark.slow
-def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(
-    done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(done: Path, capsys) -> None:
     """Its checksum says nothing: it is of the wrong values."""
     forge((1, 1, 1))
     assert verify() == 0
@@ -165,9 +159,7 @@ def test_a_block_that_was_computed_wrongly_is_found_if_it_is_drawn(
 
 
 @pytest.mark.slow
-def test_nothing_is_computed_anew_where_the_bits_may_differ(
-    done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_computed_anew_where_the_bits_may_differ(done: Path, capsys) -> None:
     """The run was made by another processor, or by a GPU."""
     noted = Path("out.zarr.penstock/run.json")
     content = json.loads(noted.read_text())
@@ -186,9 +178,7 @@ def test_nothing_is_computed_anew_where_the_bits_may_differ(
 
 
 @pytest.mark.slow
-def test_another_input_model_or_weights_are_refused_in_words(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_input_model_or_weights_are_refused_in_words(place: Path, capsys) -> None:
     save_file({"gain": torch.ones(1)}, "w.safetensors")
     Path("gain.py").write_text(
         "import torch\nclass Gain(torch.nn.Module):\n    def __init__(self):\n"
@@ -220,7 +210,7 @@ def test_another_input_model_or_weights_are_refused_in_words(
     refused("the run had input ")
 
 
-def test_nothing_of_the_run_is_changed(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_of_the_run_is_changed(done: Path, capsys) -> None:
     before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
     assert len(before) > 2 * 2 * 2 + 5, "chunks, and a run folder"
     assert verify("--recompute", "50%") == 0
@@ -228,9 +218,7 @@ def test_nothing_of_the_run_is_changed(done: Path, capsys: pytest.CaptureFixture
     assert {path: path.read_bytes() for path in done.rglob("*") if path.is_file()} == before
 
 
-def test_a_model_that_only_the_run_folder_names_is_not_loaded(
-    done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_only_the_run_folder_names_is_not_loaded(done: Path, capsys) -> None:
     """It may be a stranger's folder: the model is named again, or trusted."""
     Path("out.zarr.penstock/evil.py").write_text(f"open('ran', 'w').close()\n{NET}")
     noted = Path("out.zarr.penstock/run.json")

@@ -1,8 +1,5 @@
 """Scores that are reduced before they are written, and means over views of the input."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,9 +110,7 @@ def test_scores_that_are_not_finite_are_no_labels() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seam", "version"), mainly([("trim", "0.4"), ("blend", "0.5")], 1))
-def test_scores_in_whole_numbers_say_what_they_stand_for(
-    seam: str, version: str, tmp_path: Path
-) -> None:
+def test_scores_in_whole_numbers_say_what_they_stand_for(seam: str, version: str, tmp_path) -> None:
     right, out = scores(seam), str(tmp_path / "out.zarr")
     how = {"model": Classes(), "head_kind": "scores", "seam_mode": seam, "out_dtype": "uint8",
            "ome_zarr": version}  # fmt: skip
@@ -134,9 +129,7 @@ def test_scores_in_whole_numbers_say_what_they_stand_for(
     assert values(numbers).dtype == np.uint8
 
 
-def test_a_plan_says_that_whole_numbers_keep_no_scores(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_says_that_whole_numbers_keep_no_scores(tmp_path, capsys) -> None:
     np.save(tmp_path / "in.npy", VOLUME)
     words = ["infer", "--in-spec", str(tmp_path / "in.npy"), "--model", "identity", "--dry-run"]
     words += "--head-kind scores --out-dtype uint8 --normalize none --devices cpu".split()

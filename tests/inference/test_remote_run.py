@@ -1,7 +1,5 @@
 """A run folder in a bucket: objects written whole in place of logs that grow; a real S3 server."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterator
@@ -33,20 +31,19 @@ WORDS = ("--in-spec in.npy --model-type identity --patch 8 --overlap 2 --block 8
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
-    monkeypatch.chdir(tmp_path)
+def place(here, one_thread) -> None:
     np.save("in.npy", np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32"))
 
 
 @pytest.fixture
-def remote(s3_endpoint: str, place: None, monkeypatch: pytest.MonkeyPatch) -> str:
+def remote(s3_endpoint: str, place: None, monkeypatch) -> str:
     """A place for a run folder on a real server."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     return RUN_DIR
 
 
 @pytest.fixture
-def run_dir(place: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def run_dir(place: None, tmp_path, monkeypatch) -> str:
     """The same, whose objects are files: what is asked of a store is read, written, listed and
     deleted alike, and each request of a server takes milliseconds."""
     real = kvstore.kvstore_of
@@ -76,9 +73,7 @@ def document(run_dir: str, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_interrupted_goes_on_by_what_is_in_the_bucket(
-    run_dir: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_by_what_is_in_the_bucket(run_dir: str, monkeypatch) -> None:
     note = Journal.note
 
     def interrupted(self: Journal, *args: Any) -> None:
@@ -95,9 +90,7 @@ def test_a_run_that_was_interrupted_goes_on_by_what_is_in_the_bucket(
 
 
 @pytest.mark.slow
-def test_elements_share_a_run_folder_in_a_bucket(
-    run_dir: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_elements_share_a_run_folder_in_a_bucket(run_dir: str, capsys) -> None:
     assert infer(run_dir, "--prepare", "--workers", "2", normalize="global") == 0
     assert RunLook(run_dir).status().state == "prepared"
     for step in ("--statistics", "--statistics", "--part"):
@@ -147,9 +140,7 @@ def test_a_run_of_another_output_keeps_off_the_folder_of_one_at_work(run_dir: st
     assert not Path("second.zarr").exists()
 
 
-def test_a_store_that_is_gone_is_waited_for_and_then_the_run_can_go_on(
-    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_gone_is_waited_for_and_runs_go_on(s3_endpoint: str, monkeypatch) -> None:
     monkeypatch.setattr("penstock.data.stores.bucket.PATIENCE_S", 0.05)
     few = {"s3_request_retries": {"max_retries": 0}}
     monkeypatch.setattr("penstock.data.stores.kvstore.BRIEF", few)
@@ -167,9 +158,7 @@ def test_a_store_that_is_gone_is_waited_for_and_then_the_run_can_go_on(
 
 
 @pytest.mark.slow
-def test_a_copy_of_a_run_folder_is_read_like_one(
-    run_dir: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copy_of_a_run_folder_is_read_like_one(run_dir: str, capsys) -> None:
     assert infer(run_dir) == 0
     bucket = Bucket(run_dir)
     for name in bucket.names(""):
@@ -193,7 +182,7 @@ def blocks(*numbers: int) -> set[Key]:
 
 
 @pytest.fixture
-def log(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteLog]:
+def log(run_dir: str, monkeypatch) -> Iterator[RemoteLog]:
     monkeypatch.setattr(remote_log, "FLUSH_S", 60)
     monkeypatch.setattr(remote_log, "LINES", 3)
     log = RemoteLog(Bucket(run_dir), "run", "a")
@@ -239,9 +228,7 @@ def test_a_block_that_is_lost_and_made_again_is_there(log: RemoteLog) -> None:
 
 
 @pytest.mark.slow
-def test_what_can_be_no_run_folder_is_refused(
-    remote: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_can_be_no_run_folder_is_refused(remote: str, capsys) -> None:
     Bucket("s3://test-bucket/theirs").write("run.json", b"[]")
     out = "s3://test-bucket/out.zarr"
     for place, said in {

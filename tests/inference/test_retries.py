@@ -1,7 +1,5 @@
 """Stores that fail for a while: the job waits and goes on, or ends so that it can be resumed."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.errors import StageError, StoreAway, UsageError
-from penstock.base.threads import Flow
+from penstock.base import Flow, StageError, StoreAway, UsageError
 from penstock.data.stores import transient
 from penstock.data.stores.in_memory import MemorySink
 from penstock.data.stores.lock import OutputLock, _LockFile
@@ -33,7 +30,7 @@ KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch) -> None:
     """Waits of milliseconds between tries: how many there are does not depend on them."""
     monkeypatch.setattr(retries, "FIRST_S", 0.001)
     monkeypatch.setattr(retries, "LONGEST_S", 0.05)
@@ -121,7 +118,7 @@ def test_errors_of_the_system_are_told_apart(error: Exception, passes: bool) -> 
 )
 @pytest.mark.usefixtures("impatient")
 def test_faults_that_pass_are_counted_and_change_no_voxel(
-    error: Exception, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, normalize: str, tmp_path, monkeypatch
 ) -> None:
     started = job(tmp_path, normalize=normalize)
     monkeypatch.setattr(SlicedSource, "read", failing(SlicedSource.read, error, range(3)))
@@ -140,25 +137,20 @@ def test_faults_that_pass_are_counted_and_change_no_voxel(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_lock_is_tried_again_and_its_check_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_is_tried_again_and_its_check_is_counted(tmp_path, monkeypatch) -> None:
     error = ConnectionResetError("reset")
     monkeypatch.setattr(_LockFile, "take", failing(_LockFile.take, error, range(2)))
     monkeypatch.setattr(OutputLock, "name", failing(OutputLock.name, error, range(1)))
     monkeypatch.setattr(OutputLock, "check", failing(OutputLock.check, error, range(1)))
     out, run = tmp_path / "out.zarr", tmp_path / "run"
-    summary = penstock.run_inference(arange((8, 8, 8)), out, run_dir=run, **SMALL)
-    assert summary.retries == 1
+    assert penstock.run_inference(arange((8, 8, 8)), out, run_dir=run, **SMALL).retries == 1
 
 
 @pytest.mark.parametrize(
     ("owner", "fault"),
     paired([SlicedSource, MemorySink], [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 1)]),
 )
-def test_faults_that_stay_are_told_at_once(
-    owner: Any, fault: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lasting_faults_are_told(owner: Any, fault: tuple[int, int], tmp_path, monkeypatch) -> None:
     number, code = fault
     stage = "read" if owner is SlicedSource else "write"
     started = job(tmp_path, normalize="percentile")
@@ -174,9 +166,7 @@ def test_faults_that_stay_are_told_at_once(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
-def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(tmp_path, monkeypatch) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
     read, note, noted = SlicedSource.read, Journal.note, threading.Event()
     count = itertools.count()
@@ -235,9 +225,7 @@ def words(
 
 
 @pytest.mark.slow
-def test_a_server_that_falls_silent_is_asked_again(
-    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_falls_silent_is_asked_again(s3_endpoint: str, tmp_path, monkeypatch) -> None:
     """In a process of its own: TensorStore reads its timeouts once."""
     with door_to(s3_endpoint) as door:
         command = words(door, "out", tmp_path / "run", BRIEF)
@@ -267,9 +255,7 @@ def test_a_users_own_patience_wins(s3_endpoint: str) -> None:
         assert door.refused == 2
 
 
-def test_the_time_of_a_store_begins_anew_with_each_success_and_is_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_of_a_store_begins_anew_with_each_success_and_is_its_own(monkeypatch) -> None:
     """Three reads of one store and a write of another, on a clock that each try moves by a second:
     the time that is given is 10 s."""
     monkeypatch.setattr(retries, "FIRST_S", 0.0)

@@ -1,11 +1,8 @@
 """The laws of the pipeline on real arrays and nets; dtypes, axes, channels, heads, values."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock
-from penstock.base import threads
-from penstock.base.config.infer import InferConfig
-from penstock.base.errors import UsageError
+from penstock.base import InferConfig, UsageError, threads
 from penstock.data.stores.in_memory import MemorySink
 from penstock.data.stores.sliced import SlicedSource
 from penstock.inference import run as infer
@@ -63,9 +58,7 @@ def test_identity_blended_returns_its_input(job: Any, dtype: str) -> None:
 
 @COSTLY
 @given(st.data(), st.sampled_from(["trim", "blend"]), st.sampled_from(["uint16", "float32"]))
-def test_the_result_is_the_same_to_the_bit_however_it_is_cut(
-    data: st.DataObject, seam: str, dtype: str
-) -> None:
+def test_the_bits_are_the_same_however_cut(data: st.DataObject, seam: str, dtype: str) -> None:
     shape, first = data.draw(jobs())
     _, second = data.draw(jobs())
     second |= {"patch": first["patch"], "overlap": first["overlap"]}
@@ -90,7 +83,7 @@ def test_seams_lie_in_the_middle_of_the_overlap_whatever_is_to_be_cut_at_least()
 
 
 @pytest.mark.slow
-def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_do_not_change_the_result(monkeypatch) -> None:
     volume = np.random.default_rng(2).integers(0, 5000, (12, 20, 28)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "seam_mode": "blend"}
     calm = run(volume, conv(), normalize="global", **knobs)
@@ -108,7 +101,7 @@ def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (shaken == calm).all()
 
 
-def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path) -> None:
     seen: list[penstock.Progress] = []
     summary = infer.run_job(job(tmp_path), seen.append)
     assert seen[-1].blocks_done == seen[-1].blocks_planned == 27
@@ -122,7 +115,7 @@ def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_share_the_work_and_agree(monkeypatch) -> None:
     """Two lanes on one processor stand for two GPUs: the same code but for the copies."""
     volume = np.random.default_rng(6).integers(0, 5000, (12, 20, 34)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "normalize": "global"}
@@ -235,9 +228,7 @@ def test_global_of_aind_torch_utils_is_a_fixed_range_that_is_clipped() -> None:
 
 
 @pytest.mark.slow
-def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(monkeypatch) -> None:
     volume = arange((160, 160, 160))
     readers: list[str] = []
     spawn = threads.Flow.spawn

@@ -1,7 +1,5 @@
 """Only where there is sample: what is left out, against brute force over the patch grid."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from pathlib import Path
@@ -89,9 +87,7 @@ def test_what_is_no_sample_has_the_fill_value(
     assert f"Sample: {computed} of 90 patches computed, " in line and "saved" in line
 
 
-def test_what_is_left_out_adds_nothing_where_outputs_are_resampled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_left_out_adds_nothing_where_outputs_are_resampled(monkeypatch) -> None:
     take = Pool.take
 
     def spoilt(pool: Pool, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -108,9 +104,7 @@ def test_what_is_left_out_adds_nothing_where_outputs_are_resampled(
 
 
 @pytest.mark.parametrize("seam", mainly(["trim", "blend"], 1))
-def test_a_batch_of_rare_patches_is_not_waited_for(
-    seam: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_of_rare_patches_is_not_waited_for(seam: str, monkeypatch) -> None:
     """Bricks of eight patches of which one is computed: a batch of 64 has room for few of them."""
     monkeypatch.setattr(cuts, "BRICK_VOXELS", 18**3)
     rare = np.zeros(SHAPE, bool)
@@ -159,9 +153,7 @@ def image(path: Path, data: Array, scale: float, at: float = 0.0, unit: str = "m
         2,
     ),
 )
-def test_a_mask_lies_over_the_input_in_world_coordinates(
-    factor: int, of_mask: tuple[float, float, str], tmp_path: Path
-) -> None:
+def test_a_mask_lies_in_the_world(factor: int, of_mask: tuple[float, float, str], tmp_path) -> None:
     """Of voxels four times as large whose centres are right, in another unit, and two voxels on."""
     source = image(tmp_path / "in.zarr", VOLUME, 0.5)
     coarse = RNG.random(tuple(-(-n // factor) for n in SHAPE)) < 0.05
@@ -178,7 +170,7 @@ def test_a_mask_lies_over_the_input_in_world_coordinates(
     np.testing.assert_array_equal(run(source, mask=mask)[0], cut_out(full, inside, np.True_)[0])
 
 
-def test_a_coarse_level_decides_without_the_input(tmp_path: Path) -> None:
+def test_a_coarse_level_decides_without_the_input(tmp_path) -> None:
     source = image(tmp_path / "in.zarr", VOLUME, 0.5)
     assert main(["pyramid", source, "--levels", "2"]) == 0
     level = values({"driver": "zarr", "kvstore": f"file://{source}/1"})[0, 0]
@@ -189,7 +181,7 @@ def test_a_coarse_level_decides_without_the_input(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory) -> Path:
     """A folder with an input, and masks: the first leaves most of its blocks empty, others do not
     fit."""
     folder = tmp_path_factory.mktemp("inputs")
@@ -202,7 +194,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(inputs: Path, tmp_path, monkeypatch) -> None:
     """A folder in which the inputs lie."""
     monkeypatch.chdir(tmp_path)
     for path in inputs.iterdir():
@@ -218,9 +210,7 @@ BLOCKS = np.pad(BALL, [(0, 3), (0, 6), (0, 0)]).reshape(3, 8, 5, 8, 5, 8).any((1
 
 
 @pytest.mark.slow
-def test_what_is_absent_is_told_from_what_is_lost(
-    here: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_absent_is_told_from_what_is_lost(here: None, capsys) -> None:
     assert infer("out.zarr", "--mask", "mask.zarr") == 0
     files = [path for path in Path("out.zarr/0").rglob("*") if path.is_file()]
     chunks = [path for path in files if path.name.isdigit()]
@@ -253,9 +243,7 @@ def test_what_is_absent_is_told_from_what_is_lost(
         (["--skip-below", "5", "--skip-level", "7"], "level"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    words: list[str], sentence: str, here: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_refused(words: list[str], sentence: str, here: None, capsys) -> None:
     assert infer("out.zarr", *words) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1, error

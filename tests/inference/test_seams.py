@@ -1,9 +1,6 @@
 """By default tiles leave no seam: tiled and untiled runs agree, and what is decided is obeyed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +10,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from penstock.data.box import reflect
+from penstock.inference import Job, run_job
 from penstock.inference.opening import seam_error, seams
-from penstock.inference.opening.job import Job
 from penstock.inference.opening.seam_error import SeamTrial
 from penstock.inference.opening.seam_numbers import label_f1, seam_error_of
-from penstock.inference.run import run_job
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
-from penstock.models import REGISTRY, Model, Reach, Reduction, load_model
-from penstock.models.probes import find_reach
+from penstock.models import REGISTRY, Model, Reach, Reduction, find_reach, load_model
 from tests.networks import LOCAL, Made, conv, seeded
 
 from .kit import opened
@@ -29,7 +24,7 @@ SMALL = ((25, 30, 21), (32, 32, 32), (17, 35, 45))
 
 
 @pytest.fixture
-def measured_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def measured_soon(monkeypatch) -> None:
     """Differences at seams are measured in jobs of fewer patches, too, which take less time."""
     monkeypatch.setattr(seam_error, "_SHARE", 0.05)
 
@@ -118,9 +113,7 @@ def test_trim_voxels_and_a_halo_are_context_too() -> None:
 
 
 @pytest.mark.slow
-def test_an_automatic_patch_computes_less_and_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_automatic_patch_computes_less_and_is_recorded(tmp_path, monkeypatch) -> None:
     volume, out = np.zeros((8, 200, 200), np.uint8), tmp_path / "out.zarr"
     knobs: dict[str, Any] = {"in_spec": volume, "model_type": conv(1, 1), "overlap": None,
                              "head_kind": "intensity"}  # fmt: skip
@@ -136,9 +129,7 @@ def test_an_automatic_patch_computes_less_and_is_recorded(
 
 
 @pytest.mark.slow
-def test_what_is_found_is_kept_by_weights_and_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_found_is_kept_by_weights_and_code(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model, searched = load_model(conv(1, 1)), list[Reach]()
 
@@ -185,7 +176,6 @@ def test_a_patch_is_a_chunk_and_its_halo(
 
 def test_exact_is_said_of_patches_on_the_grid_alone() -> None:
     reach = REGISTRY["denoise-tiny"].reach
-    assert reach is not None
     assert is_exact(reach, (64,) * 3, (16,) * 3)
     assert not is_exact(reach, (64,) * 3, (12,) * 3)
     assert not is_exact(reach, (66,) * 3, (18,) * 3)
@@ -224,12 +214,10 @@ def test_changed_labels_and_their_f1_are_measured() -> None:
     knobs: dict[str, Any] = {"in_spec": volume, "patch": (16,), "overlap": (4,), "model_type": net}
     job = opened(labels, reduce="argmax", **knobs)
     error = _trial(job, labels=True).error(200, 2**30)
-    assert error is not None and error.f1 is not None
     assert 0 < error.by_distance[0] < 0.1 and 0.9 < error.f1 < 1
     assert "of the labels change at seams" in error.line() and "F1 0.9" in error.line()
     job = opened(scores, head_kind="scores", **knobs)  # what blends scores reduces them later
-    later = _trial(job, labels=True, later=Reduction.parse("argmax")).error(200, 2**30)
-    assert later == error
+    assert _trial(job, labels=True, later=Reduction.parse("argmax")).error(200, 2**30) == error
 
 
 @pytest.mark.usefixtures("measured_soon")
@@ -293,12 +281,9 @@ def test_a_job_on_trial_measures_nothing_of_its_seams() -> None:
 
 @pytest.mark.usefixtures("measured_soon")
 @pytest.mark.parametrize(
-    ("device", "amp"),
-    [("cpu", torch.bfloat16), pytest.param("cuda", None, marks=pytest.mark.gpu)],
+    ("device", "amp"), [("cpu", torch.bfloat16), pytest.param("cuda", None, marks=pytest.mark.gpu)]
 )
-def test_the_device_and_the_dtype_of_the_job_measure_about_the_same(
-    device: str, amp: torch.dtype | None
-) -> None:
+def test_device_and_dtype_measure_about_the_same(device: str, amp: torch.dtype | None) -> None:
     if not (device == "cpu" or torch.cuda.is_available()):
         pytest.skip("no CUDA device")
     volume = np.random.default_rng(0).random((40, 40, 40)) * np.linspace(0, 9, 40)
@@ -322,8 +307,7 @@ class _Gated(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(self.first(x))
         gates = torch.sigmoid(4 * self.gate(y.mean((2, 3, 4))))
-        made: torch.Tensor = self.last(y * gates[:, :, None, None, None])
-        return made
+        return self.last(y * gates[:, :, None, None, None])
 
 
 def _dilated() -> nn.Module:
@@ -335,9 +319,7 @@ def _grouped() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_the_interval_of_the_difference_at_seams_holds_that_of_tiled_and_untiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_interval_of_the_difference_at_seams_holds_tiled_and_untiled(monkeypatch) -> None:
     """At seams, or where patches are blended at the worst distance from them."""
     monkeypatch.setattr(seam_error, "_SHARE", 1.0)
     ndimage = pytest.importorskip("scipy.ndimage")

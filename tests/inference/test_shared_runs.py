@@ -1,7 +1,5 @@
 """A job in any parts, in any order, by any processes, cut off anywhere: one process's bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import shutil
@@ -19,17 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
-from penstock.base.errors import PenstockError, StageError
+from penstock.base import InferConfig, PenstockError, StageError, build
 from penstock.cli import main
 from penstock.cluster import UnfitWorker, WorkerLeaves
-from penstock.data import OutputLock
-from penstock.data.box import indices
+from penstock.data import OutputLock, indices
+from penstock.inference import EndRequest, Job
 from penstock.inference.opening import identity
-from penstock.inference.opening.job import Job
 from penstock.inference.planning import cuts
-from penstock.inference.run_folder.ending import EndRequest
 from penstock.inference.run_folder.folder import folder_at
 from penstock.inference.run_folder.journal import Journal, Prepared
 from penstock.inference.run_folder.local import LogFile
@@ -78,9 +72,7 @@ def in_parts(seam: str, part: tuple[int, ...] | None, draw: random.Random) -> Ar
 
 
 @pytest.mark.parametrize("seam", mainly(["trim", "blend"], 0))
-def test_any_cut_into_parts_gives_the_bytes_of_one_process(
-    seam: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_cut_into_parts_gives_the_bytes_of_one_process(seam: str, monkeypatch) -> None:
     monkeypatch.setattr(cuts, "BRICK_VOXELS", 20**3)
     draw = random.Random(2)
     alone = in_parts(seam, None, draw)
@@ -90,8 +82,7 @@ def test_any_cut_into_parts_gives_the_bytes_of_one_process(
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def place(tmp_path, here) -> Path:
     np.save("in.npy", VOLUME)
     return tmp_path
 
@@ -159,9 +150,7 @@ def test_an_output_that_is_removed_while_a_job_runs_is_not_complete(place: Path)
 
 
 @pytest.mark.parametrize("step", mainly(["--part 2/2", "--finish"], 0))
-def test_an_output_that_is_removed_between_two_steps_is_not_made_anew(
-    step: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_removed_between_steps_is_not_made_anew(step: str, place: Path, capsys) -> None:
     words = (
         "infer --in-spec in.npy --out-spec out.zarr --model-type identity --patch 12 --overlap 3 "
     )
@@ -219,7 +208,7 @@ def test_any_blocks_that_are_missing_take_their_patches_and_no_others(
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def computed(monkeypatch) -> list[int]:
     """The patches of each batch that is run."""
     count, before = list[int](), Pipeline._before_batch
 
@@ -233,7 +222,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("seam", [pytest.param("trim", marks=pytest.mark.slow), "blend"])
 def test_a_run_that_was_cut_off_anywhere_computes_what_is_missing_and_no_more(
-    seam: str, computed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seam: str, computed: list[int], tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(cuts, "BRICK_VOXELS", 20**3)
     draw = random.Random(0)
@@ -280,8 +269,7 @@ FOLDER = Path("out.zarr.penstock")
 
 
 @pytest.fixture
-def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
-    monkeypatch.chdir(tmp_path)
+def volume(here) -> Array:
     array = np.random.default_rng(0).normal(0, 1, (16, 32, 32)).astype("float32")
     array[-1, -1, -1] = 9
     np.save("in.npy", array)
@@ -289,7 +277,7 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
 
 
 @pytest.fixture(autouse=True)
-def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def left(monkeypatch) -> Iterator[list[str]]:
     """Why a worker asked Dask to close it."""
     reasons: list[str] = []
     monkeypatch.setattr(worker_side, "close_after_item", reasons.append)
@@ -342,9 +330,7 @@ def test_a_worker_whose_stage_hangs_leaves_and_other_shares_are_not_judged_by_it
 
 
 @pytest.mark.slow
-def test_a_run_to_which_no_share_comes_is_closed_and_opened_again(
-    order: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_gets_no_share_is_closed_and_opened_again(order: Begin, monkeypatch) -> None:
     given = order()
     monkeypatch.setattr(worker_side, "IDLE_S", 0.05)
     compute_share_of((given, "1/4"))
@@ -359,9 +345,7 @@ def test_a_run_to_which_no_share_comes_is_closed_and_opened_again(
     assert {log.name for log in FOLDER.glob("done-*.log")} == {f"done-{n}.log" for n in each}
 
 
-def test_a_worker_reads_what_was_counted_in_a_round_once(
-    order: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_reads_what_was_counted_in_a_round_once(order: Begin, monkeypatch) -> None:
     """Each share would read all that was counted before it."""
     given, read, merge = order(normalize="global"), [], statistics._merge
 
@@ -387,9 +371,7 @@ def is_held(log: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", ["torch", "threads"])
-def test_a_worker_of_another_maker_is_left_out_by_what_differs(
-    name: str, order: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_of_another_maker_is_left_out(name: str, order: Begin, monkeypatch) -> None:
     given, ours = order(), identity.maker
     other = {"torch": "1.13.0", "threads": 7}[name]
     monkeypatch.setattr(identity, "maker", lambda *args: {**ours(*args), name: other})

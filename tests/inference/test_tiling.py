@@ -1,7 +1,5 @@
 """Tiling against brute force: traffic, weights, assembly, and a job cut into parts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.box import Box, Grid, indices, reflect
+from penstock.data import Box, Grid, indices, reflect
 from penstock.inference.tiling.geometry import Geometry, patches_in_row
 from penstock.inference.tiling.parts import Parts, fit_parts
 from penstock.inference.tiling.stitch import Assembly, shares, window
@@ -35,17 +33,14 @@ def test_the_largest_brick_is_as_long_as_the_longest_on_every_axis(geometry: Geo
     for brick in Parts(geometry, 1).bricks():
         lengths["read"].append(brick.read.shape)
         lengths["support"].append(brick.support.shape)
-        hull = brick.read.hull(read_range(brick.read, geometry.domain))
-        lengths["hull"].append(hull.shape)
+        lengths["hull"].append(brick.read.hull(read_range(brick.read, geometry.domain)).shape)
     largest = largest_brick(geometry)
     for name, shapes in lengths.items():
         assert getattr(largest, name).shape == tuple(map(max, zip(*shapes, strict=True))), name
 
 
 @given(st.integers(-30, 30), st.integers(1, 12), st.integers(-60, 60), st.integers(1, 60))
-def test_reflected_reads_touch_what_they_show(
-    low: int, length: int, start: int, extent: int
-) -> None:
+def test_reflected_reads_touch_what_is_seen(low: int, length: int, start: int, extent: int) -> None:
     domain, box = Box.of((low,), (length,)), Box.of((start,), (extent,))
     shown = reflect(np.arange(start, start + extent), low, low + length)
     assert read_range(box, domain) == Box((int(shown.min()),), (int(shown.max()) + 1,))
@@ -84,9 +79,7 @@ def test_decoded_voxels_are_those_of_the_chunks_touched(
 
 
 @given(geometries(long=True), st.tuples(*[st.integers(1, 9)] * 3))
-def test_better_caches_hold_more_and_decode_less(
-    geometry: Geometry, chunk: tuple[int, ...]
-) -> None:
+def test_better_caches_hold_more_decode_less(geometry: Geometry, chunk: tuple[int, ...]) -> None:
     held, voxels = zip(*(reads(geometry, chunk, level) for level in LEVELS), strict=True)
     assert list(held) == sorted(held, reverse=True)
     assert held[2] == 0
@@ -118,9 +111,7 @@ def test_the_open_peak_is_that_of_the_worst_part(geometry: Geometry) -> None:
 
 
 @given(st.integers(1, 30), st.data(), st.floats(0.001, 1), st.integers(1, 90))
-def test_weights_are_a_partition_of_unity(
-    patch: int, data: st.DataObject, floor: float, length: int
-) -> None:
+def test_weights_add_up_to_1(patch: int, data: st.DataObject, floor: float, length: int) -> None:
     overlap, steps = data.draw(st.integers(0, patch - 1)), data.draw(st.sampled_from(STEPS))
     row = patches_in_row(steps, (0, length), (0, length), patch, overlap)
     low = int(row.begins[0])

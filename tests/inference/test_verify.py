@@ -1,7 +1,5 @@
 """`penstock verify`: what it proves, and what it finds in outputs that were damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex
@@ -19,9 +17,9 @@ from torch import nn
 
 import penstock
 from penstock.cli import main
+from penstock.inference import open_run
 from penstock.inference import verify as verify_room
 from penstock.inference.run_folder.journal import Journal
-from penstock.inference.run_folder.reader import open_run
 
 from ..parameters import mainly
 from .faulty_s3 import Door, write_model
@@ -66,7 +64,7 @@ Whole = Callable[[str], tuple[Path, Any]]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(tmp_path_factory) -> Whole:
     """Gives a whole output of `stored` that a test may harm, and its spec. It was made once; its
     run folder and its lock lie beside it, and all of it is always in the same place."""
     place, specs = tmp_path_factory.mktemp("whole"), dict[str, Any]()
@@ -95,9 +93,7 @@ def verify(*words: Any) -> int:
 
 
 @pytest.mark.parametrize(("store", "seam"), mainly([("v3.zarr", "trim"), ("out.n5", "blend")], 1))
-def test_a_whole_output_is_proven_in_one_line(
-    store: str, seam: str, whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_whole_output_is_proven(store: str, seam: str, whole: Whole, tmp_path, capsys) -> None:
     """Chunks of zeros leave no file, and are not missed. Outputs in all stores are proven where
     damage was mended, too."""
     spec = (
@@ -117,9 +113,7 @@ class Heads(nn.Module):
 
 
 @pytest.mark.slow
-def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(tmp_path, capsys) -> None:
     outs = [tmp_path / "objects.zarr", tmp_path / "scores.zarr"]
     knobs = KNOBS | {"model": Heads(), "out_dtype": ["int64", "float32"],
                      "head_kind": ["labels", "scores"], "seam_mode": "blend",
@@ -135,10 +129,7 @@ def test_all_heads_of_a_run_are_proven_and_each_is_found_damaged(
     assert f"of {outs[1]} " in capsys.readouterr().out
 
 
-def test_an_output_that_was_moved_is_proven_where_it_is(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_output_that_was_moved_is_proven_where_it_is(out: Path, tmp_path, here) -> None:
     (tmp_path / "archive").mkdir()
     for path in out.parent.glob("v3.zarr*"):
         shutil.move(path, "archive")
@@ -148,7 +139,7 @@ def test_an_output_that_was_moved_is_proven_where_it_is(
     assert verify("archive/v3.zarr", "--run-dir", "elsewhere") == 0
 
 
-def test_a_part_of_a_larger_array_is_proven(tmp_path: Path) -> None:
+def test_a_part_of_a_larger_array_is_proven(tmp_path) -> None:
     """Time points 1 and 2 of an input that begins off the origin, into an array with channels."""
     data = arange((4, 2, 16, 16, 24))
     out = tmp_path / "out.zarr"
@@ -158,9 +149,7 @@ def test_a_part_of_a_larger_array_is_proven(tmp_path: Path) -> None:
     assert verify(out) == 1
 
 
-def test_pieces_of_a_block_give_the_checksum_of_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_a_block_give_the_checksum_of_the_whole(tmp_path, monkeypatch) -> None:
     """However little of it a thread may hold."""
     spec = json.dumps({
         "driver": "zarr", "kvstore": {"driver": "file", "path": str(tmp_path / "v2.zarr")},
@@ -198,11 +187,10 @@ def truncate(path: Path) -> None:
     mainly([("out.n5", flip), ("sharded.zarr", truncate), ("v2.zarr", Path.unlink)], 1),
 )
 def test_damage_is_found_and_the_command_that_is_named_mends_it(
-    store: str, harm: Callable[[Path], Any], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    store: str, harm: Callable[[Path], Any], tmp_path,
+    capsys, here,
 ) -> None:  # fmt: skip
     """In the middle and at the far edge, where the array's end cuts the chunk of a block."""
-    monkeypatch.chdir(tmp_path)
     np.save("in.npy", EDGED)
     spec = stored(tmp_path / store, "in.npy", shape=EDGED.shape)
     wanted = values(spec)
@@ -236,9 +224,7 @@ def test_damage_is_found_and_the_command_that_is_named_mends_it(
 @pytest.mark.parametrize(
     "step", mainly(["run_folder.local.LocalFolder.forget", "repair.run_job"], 0)
 )
-def test_a_repair_that_was_killed_is_done_by_the_next(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repair_that_was_killed_is_done_by_the_next(step: str, tmp_path, monkeypatch) -> None:
     """After damaged chunks were emptied, and after their blocks were taken off the list."""
 
     def killed(*_: Any) -> None:
@@ -255,9 +241,7 @@ def test_a_repair_that_was_killed_is_done_by_the_next(
 
 
 @pytest.mark.slow
-def test_what_is_taken_off_the_list_is_written_by_a_resume(
-    whole: Whole, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_taken_off_the_list_is_written_by_a_resume(whole: Whole, capsys) -> None:
     """As for objects in Python, which no command leads to."""
     path, spec = whole("v3.zarr")
     truncate(chunk(path, 3, 0, 0))
@@ -277,11 +261,8 @@ def test_what_is_taken_off_the_list_is_written_by_a_resume(
     assert verify(spec) == 0
 
 
-def test_a_log_that_was_cut_says_so_and_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_was_cut_says_so_and_what_to_do(capsys, here) -> None:
     """Whole lines of a run that is done, and a line in the middle; repair writes them again."""
-    monkeypatch.chdir(tmp_path)
     np.save("in.npy", DATA)
     stored(Path("out.zarr"), "in.npy")
     log = Path("out.zarr.penstock/done.log")
@@ -318,9 +299,7 @@ def harmed(whole: Whole) -> Path:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shard=st.integers(0, 7), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_bit_that_changes_is_found_wherever_it_changes_a_value(
-    harmed: Path, shard: int, place: float, bit: int
-) -> None:
+def test_a_bit_that_changes_is_found(harmed: Path, shard: int, place: float, bit: int) -> None:
     file = chunk(harmed, *np.unravel_index(shard, (2, 2, 2)))
     whole = file.read_bytes()
     content = bytearray(whole)
@@ -346,7 +325,7 @@ def test_a_chunk_of_zeros_may_be_away_and_no_other_chunk_may_be_in_its_place(out
     assert verify(out) == 1
 
 
-def test_a_lock_that_is_gone_is_said(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_that_is_gone_is_said(out: Path, capsys) -> None:
     Path(f"{out}.penstock-lock").unlink()
     assert verify(out) == 0
     assert "Not locked: " in capsys.readouterr().out
@@ -359,9 +338,7 @@ def test_another_fill_value_is_found(out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_output_of_another_run_is_not_this_runs(
-    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_output_of_another_run_is_not_this_runs(out: Path, tmp_path, capsys) -> None:
     """Made anew with the same settings, and copied over it with its lock or without."""
     other = tmp_path / "other.zarr"
     stored(other, DATA + 1)
@@ -382,7 +359,7 @@ def test_the_output_of_another_run_is_not_this_runs(
 
 @pytest.mark.parametrize("shape", [(32, 32, 40), (32, 32)])
 def test_an_array_of_another_shape_is_not_this_runs(
-    shape: tuple[int, ...], out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shape: tuple[int, ...], out: Path, tmp_path, capsys
 ) -> None:
     other = KNOBS | {"patch": (8, 8)} if len(shape) == 2 else KNOBS
     penstock.run_inference(arange(shape), tmp_path / "other.zarr", **other)
@@ -392,9 +369,8 @@ def test_an_array_of_another_shape_is_not_this_runs(
 
 
 def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path, here, capsys, monkeypatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     np.save("in put.npy", DATA)
     write_model(tmp_path, "mine", "return x + 1")
     words = ["infer", "--in-spec", "in put.npy", "--out-spec",
@@ -426,10 +402,9 @@ def test_a_killed_run_is_incomplete_and_the_command_that_is_named_makes_the_rest
 
 @pytest.mark.slow
 def test_an_output_on_s3_is_proven_and_repaired_and_a_store_that_is_away_is_not_called_damaged(
-    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    s3_endpoint: str, here, monkeypatch,
+    capsys,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     door = Door(s3_endpoint)
     door.open()
     monkeypatch.setenv("AWS_ENDPOINT_URL", door.url)
@@ -459,9 +434,7 @@ def test_an_output_on_s3_is_proven_and_repaired_and_a_store_that_is_away_is_not_
     door.close()
 
 
-def test_what_is_no_run_is_refused(
-    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_run_is_refused(out: Path, tmp_path, capsys) -> None:
     folder = Path(f"{out}.penstock")
     noted = (folder / "run.json").read_text()
 
@@ -491,7 +464,7 @@ def test_what_is_no_run_is_refused(
     refused([out], "if it has another place, give --run-dir")
 
 
-def test_a_run_under_way_is_not_forgotten_in(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_under_way_is_not_forgotten_in(out: Path, capsys) -> None:
     flip(chunk(out, 3, 0, 0))
     log = Path(f"{out}.penstock/done.log")
     before = log.read_bytes()

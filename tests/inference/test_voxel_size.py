@@ -1,7 +1,5 @@
 """A network sees voxels of the size that it was trained at, and its outputs go back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock
-from penstock.base import UsageError
-from penstock.base.config.infer import InferConfig
-from penstock.base.errors import Refused
-from penstock.data.box import Box
-from penstock.data.resampling import Resampling
-from penstock.data.stores.open import open_sink, open_source
+from penstock.base import InferConfig, Refused, UsageError
+from penstock.data import Box, Resampling, open_sink, open_source
 from penstock.inference.opening.selection import network_grid
 from penstock.inference.tiling.geometry import Geometry
 from penstock.inference.tiling.parts import Parts
 from penstock.inference.tiling.stitch import Assembly
 from penstock.inference.tiling.traffic import open_peak
-from penstock.models.load import load_model
-from penstock.models.recipe import Recipe
+from penstock.models import Recipe, load_model
 
 from ..geometries import geometries
 from ..later import imported_later
@@ -60,7 +53,7 @@ def written(place: Path, array: Array, sizes: tuple[float, ...] | None = SIZES) 
 
 
 @pytest.fixture(scope="module")
-def volume(tmp_path_factory: pytest.TempPathFactory) -> str:
+def volume(tmp_path_factory) -> str:
     array = np.random.default_rng(0).integers(0, 1000, SHAPE).astype("uint16")
     return written(tmp_path_factory.mktemp("voxels") / "in.ome.zarr", array)
 
@@ -74,14 +67,12 @@ def zoomed(array: Array, shape: tuple[int, ...], order: int) -> Array:
 
 
 @pytest.fixture(autouse=True)
-def _small_bricks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_bricks(monkeypatch) -> None:
     monkeypatch.setattr("penstock.inference.planning.cuts.BRICK_VOXELS", 3000)
 
 
 @pytest.mark.parametrize(("order", "seam"), mainly([(0, "blend"), (1, "trim"), (3, "blend")]))
-def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
-    volume: str, tmp_path: Path, order: int, seam: str
-) -> None:
+def test_voxels_are_scipys_there_and_back(volume: str, tmp_path, order: int, seam: str) -> None:
     out = str(tmp_path / "out.ome.zarr")
     knobs = AS_IT_IS | {"voxel_size": "1 0.8 0.3", "resample_order": order, "seam_mode": seam}
     penstock.run_inference(volume, out, **knobs, output_voxel_size="network")
@@ -103,9 +94,7 @@ def test_voxels_are_those_of_scipy_there_and_back_for_any_block(
 
 @pytest.mark.slow
 @given(geometries(), st.tuples(*[st.integers(1, 12)] * 3), st.sampled_from([0, 1]))
-def test_bricks_make_blocks_of_another_grid(
-    geometry: Geometry, shape: tuple[int, ...], order: int
-) -> None:
+def test_bricks_make_other_blocks(geometry: Geometry, shape: tuple[int, ...], order: int) -> None:
     back = Resampling(geometry.domain, Box.of(geometry.anchor, shape), order)
     geometry = replace(geometry, back=back)
     domain = geometry.domain
@@ -164,9 +153,6 @@ def test_labels_go_back_by_the_nearest_voxel(volume: str) -> None:
     assert np.array_equal(out, nearest)
 
 
-# --- objects --------------------------------------------------------------------------------------
-
-
 def spheres(step: float, count: int, side: int) -> tuple[Array, Array]:
     """Balls of radius 3 in a cube, in voxels of ``step``, and their centres."""
     rng = np.random.default_rng(5)
@@ -220,7 +206,7 @@ def f1_of(labels: Array, centres: Array, step: float) -> float:
 
 
 @pytest.mark.slow
-def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path: Path) -> None:
+def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path) -> None:
     coarse, centres = spheres(1.0, 6, 32)
     fine, _ = spheres(0.5, 6, 32)
     knobs: dict[str, Any] = {
@@ -243,9 +229,6 @@ def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path: Path) -> 
     assert scored["as it is"] < 0.7
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
@@ -260,9 +243,7 @@ def test_objects_are_those_at_the_voxel_size_of_the_training(tmp_path: Path) -> 
         ({"voxel_size": "0.7", "missing": "error"}, "`missing` error"),
     ],
 )
-def test_bad_sizes_are_refused_in_one_sentence(
-    volume: str, knobs: dict[str, Any], message: str
-) -> None:
+def test_bad_sizes_are_refused(volume: str, knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         penstock.plan_inference(volume, np.zeros(SHAPE, "uint16"), model="identity", **knobs)
 
@@ -281,9 +262,7 @@ def test_a_size_that_blows_a_block_is_refused_by_the_plan(volume: str) -> None:
         plan.refuse()
 
 
-def test_the_model_says_the_size_unless_the_user_does(
-    volume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_says_the_size_unless_the_user_does(volume: str, tmp_path, monkeypatch) -> None:
     recipe = Recipe("plans.json", spacing=(0.001, 0.0008, 0.0003), unit="millimeter")
     model = replace(load_model("identity", None, None), recipe=recipe)
     monkeypatch.setattr("penstock.inference.opening.job.load_model", lambda *_, **__: model)

@@ -1,7 +1,5 @@
 """A machine as the instruments see it, and a driver of its GPUs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

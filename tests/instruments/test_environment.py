@@ -1,12 +1,9 @@
 """The environment block of a record: the machine, its limits, its GPUs, the commit."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +18,12 @@ _LOOK = environment._cpu_seconds_of_others
 
 
 @pytest.fixture(autouse=True)
-def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def _watched(monkeypatch) -> None:
     """Here other processes are looked at, which no other test does."""
     monkeypatch.setattr(environment, "_cpu_seconds_of_others", _LOOK)
 
 
-def test_processes_that_take_a_core_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_take_a_core_are_counted(monkeypatch) -> None:
     def process(pid: int, *cpu_seconds: float) -> Any:
         each = iter(SimpleNamespace(user=seconds, system=0.0) for seconds in cpu_seconds)
         return SimpleNamespace(pid=pid, create_time=lambda: 0.0, cpu_times=lambda: next(each))
@@ -68,7 +65,7 @@ def test_a_machine_is_known_again_by_what_stays() -> None:
 )  # fmt: skip
 def test_the_tightest_limit_of_the_groups_around_us_counts(
     membership: str, files: dict[str, str], cpus: float | None, memory: int | None,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path, monkeypatch,
 ) -> None:  # fmt: skip
     for name, text in {"membership": membership, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +76,7 @@ def test_the_tightest_limit_of_the_groups_around_us_counts(
     assert (limits["cgroup_cpus"], limits["cgroup_memory_bytes"]) == (cpus, memory)
 
 
-def test_a_commit_is_named_and_a_changed_file_makes_it_dirty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_is_named_and_a_changed_file_makes_it_dirty(tmp_path, monkeypatch) -> None:
     def git(*words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         return subprocess.run(
@@ -103,7 +98,7 @@ def test_a_commit_is_named_and_a_changed_file_makes_it_dirty(
     assert environment.collect_environment()["git"] == {"commit": commit, "dirty": True}
 
 
-def test_no_variable_is_read_but_those_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_variable_is_read_but_those_listed(monkeypatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     variables = environment.collect_environment()["variables"]
@@ -133,7 +128,7 @@ class Nvml:
         return lambda *_: answers[name]
 
 
-def test_what_a_gpu_does_not_say_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpu_does_not_say_is_null(monkeypatch) -> None:
     driver = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
     assert environment.collect_environment()["gpus"] == [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.instruments.machine import Gpu
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str) -> Gpu:
+def gpu(monkeypatch, driver: Driver | None, uuid: str) -> Gpu:
     """The second device that torch sees, which has this UUID."""
     import torch
 
@@ -46,11 +46,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str) -> Gp
     ],
 )
 def test_which_card_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-    cards: dict[str, bool],
-    slices: tuple[str, ...],
-    uuid: str,
-    handle: str | None,
+    monkeypatch, cards: dict[str, bool], slices: tuple[str, ...], uuid: str, handle: str | None
 ) -> None:
     card = gpu(monkeypatch, Driver(cards, slices), uuid)
     assert card._handle == handle
@@ -59,7 +55,7 @@ def test_which_card_it_is(
     assert card.clocks()["sm_mhz"] == (1980 if whole else None)
 
 
-def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_nothing_is_known(monkeypatch) -> None:
     card = gpu(monkeypatch, None, "a")  # no such package
     assert card.used() is None
     assert set(card.clocks().values()) == {None}

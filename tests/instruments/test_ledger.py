@@ -1,7 +1,5 @@
 """The ledger: appended whole or not at all, read for ever, exported without loss of meaning."""
 
-from __future__ import annotations
-
 import json
 from importlib import resources
 from pathlib import Path
@@ -38,7 +36,7 @@ def failed(number: int) -> Record:
     )
 
 
-def test_what_is_appended_is_read(tmp_path: Path) -> None:
+def test_what_is_appended_is_read(tmp_path) -> None:
     ledger = Ledger(tmp_path / "new" / "folder")
     assert ledger.records() == []
     assert not ledger.path.parent.exists()
@@ -52,7 +50,7 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 10, 100, -2])
-def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next(tmp_path: Path, cut: int) -> None:
+def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next(tmp_path, cut: int) -> None:
     ledger = Ledger(tmp_path)
     ledger.append(record(0))
     whole = ledger.path.read_bytes()
@@ -63,7 +61,7 @@ def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next(tmp_path: Path,
     assert ledger.path.read_bytes() == whole + record(2).line().encode() + b"\n"
 
 
-def test_a_line_that_lacks_only_its_newline_is_a_record(tmp_path: Path) -> None:
+def test_a_line_that_lacks_only_its_newline_is_a_record(tmp_path) -> None:
     ledger = Ledger(tmp_path)
     ledger.path.write_text(record(0).line() + "\n" + failed(1).line())
     assert ledger.records() == [record(0), failed(1)]
@@ -85,9 +83,7 @@ def test_a_line_that_lacks_only_its_newline_is_a_record(tmp_path: Path) -> None:
     ],
     ids=["torn", "empty", "list", "no schema", "status", "newer", "newer and other", "bytes"],
 )
-def test_a_bad_middle_line_is_named_and_nothing_is_lost(
-    tmp_path: Path, line: str, message: str
-) -> None:
+def test_a_bad_middle_line_is_named_and_nothing_is_lost(tmp_path, line: str, message: str) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(f"{record(0).line()}\n{line}\n{record(2).line()}\n".encode("latin-1"))
     before = path.read_bytes()
@@ -98,12 +94,12 @@ def test_a_bad_middle_line_is_named_and_nothing_is_lost(
     assert path.read_bytes() == before
 
 
-def test_a_ledger_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_ledger_that_is_not_there_is_a_usage_error(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"absent.*cannot be read: No such file"):
         read_ledger(tmp_path / "absent")
 
 
-def test_a_ledger_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_written_is_a_usage_error(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
         Ledger(tmp_path / "file").append(record())
@@ -117,7 +113,7 @@ def append(first: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_append_at_once_do_not_mix_their_lines(tmp_path: Path) -> None:
+def test_processes_that_append_at_once_do_not_mix_their_lines(tmp_path) -> None:
     ledger = tmp_path / "ledger"
     other = fork(lambda: append(25, ledger), tmp_path)
     append(0, ledger)
@@ -203,7 +199,7 @@ def measured() -> list[Record]:
     ]
 
 
-def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path: Path) -> None:
+def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path) -> None:
     ledger_to_csv(measured(), tmp_path / "deep" / "out.csv")
     first, second, third = rows_of(tmp_path / "deep" / "out.csv")
     assert first | {
@@ -227,7 +223,7 @@ if __name__ == "__main__":
     SCHEMA_FILE.write_text(json.dumps(json_schema(), indent=2) + "\n")
 
 
-def test_a_table_is_no_ledger(tmp_path: Path) -> None:
+def test_a_table_is_no_ledger(tmp_path) -> None:
     (tmp_path / "runs.csv").write_text("devices,seconds\n1,362.45\n")
     with pytest.raises(UsageError, match=r"runs.csv is not a ledger: it begins with b'devices,sec"):
         read_ledger(tmp_path / "runs.csv")

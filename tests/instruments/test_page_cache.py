@@ -1,7 +1,5 @@
 """The page cache, of real files on a disk."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys
@@ -48,7 +46,7 @@ def test_a_part_that_was_read_counts_as_its_part(path: Path) -> None:
     assert pagecache.residency([path]) == 1 / PAGES
 
 
-def test_residency_is_of_all_files_by_their_sizes(path: Path, tmp_path: Path) -> None:
+def test_residency_is_of_all_files_by_their_sizes(path: Path, tmp_path) -> None:
     small = tmp_path / "small"
     small.write_bytes(b"x")  # in memory, as written a moment ago
     empty = tmp_path / "empty"
@@ -57,19 +55,17 @@ def test_residency_is_of_all_files_by_their_sizes(path: Path, tmp_path: Path) ->
     assert pagecache.residency([empty]) is None
 
 
-def test_elsewhere_the_residency_is_not_known(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_the_residency_is_not_known(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert pagecache.residency([path]) is None
 
 
-def test_of_a_file_of_somebody_else_it_is_not_known(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_file_of_somebody_else_it_is_not_known(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(path).st_uid + 1)  # noqa: PTH116
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert pagecache.residency([path]) is None
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path) -> None:
     with pytest.raises(FileNotFoundError):
         pagecache.residency([tmp_path / "none"])

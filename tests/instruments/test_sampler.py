@@ -1,7 +1,5 @@
 """Telemetry: rates from scripted counters, rows that survive a kill, a monitor that cannot hurt."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -47,8 +45,7 @@ class Script:
         return answer
 
     def processes(self) -> Mapping[tuple[int, float], Usage]:
-        usages: Mapping[tuple[int, float], Usage] = self._next("processes") or {}
-        return usages
+        return self._next("processes") or {}
 
     def pss(self) -> int | None:
         return self._next("pss")
@@ -66,7 +63,7 @@ def ticks(*times: float) -> Callable[[], float]:
 
 
 @pytest.fixture
-def sampled(tmp_path: Path) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+def sampled(tmp_path) -> Iterator[Callable[..., list[dict[str, Any]]]]:
     def sampled(count: int, **keywords: Any) -> list[dict[str, Any]]:
         keywords.setdefault("clock", ticks(*range(100, 200)))
         keywords.setdefault("machine", Script())
@@ -168,7 +165,7 @@ def test_pss_is_read_less_often(sampled: Any) -> None:
     assert [row["pss_bytes"] for row in rows] == [11, None, 22, None]
 
 
-def test_rows_of_earlier_parts_of_a_run_are_kept_in_turn(tmp_path: Path) -> None:
+def test_rows_of_earlier_parts_of_a_run_are_kept_in_turn(tmp_path) -> None:
     path = tmp_path / "metrics.jsonl"
     for part in ("first", "second", "third"):
         set_aside(path)
@@ -222,12 +219,11 @@ def test_a_failed_gauge_is_null(sampled: Any) -> None:
     assert rows[1]["monitor_error"] == "gauges: ZeroDivisionError: oops"
 
 
-def test_a_full_disk_costs_a_row_and_not_the_job(tmp_path: Path) -> None:
+def test_a_full_disk_costs_a_row_and_not_the_job(tmp_path) -> None:
     path = tmp_path / "m.jsonl"
     sampler = Sampler(path, 1, dict, {}, clock=ticks(*range(9)), machine=Script(), gpus=list)
     sampler.open()
     real = sampler._file
-    assert real is not None
 
     class Full:
         def write(self, line: bytes) -> int:
@@ -247,18 +243,18 @@ def test_a_full_disk_costs_a_row_and_not_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interval", [0, -1, float("nan")])
-def test_an_interval_that_is_none_is_refused(tmp_path: Path, interval: float) -> None:
+def test_an_interval_that_is_none_is_refused(tmp_path, interval: float) -> None:
     with pytest.raises(UsageError, match="interval"):
         Sampler(tmp_path / "m.jsonl", interval, dict, {})
 
 
-def test_a_path_that_cannot_be_written_is_refused_before_the_job(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused_before_the_job(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"metrics cannot be written to .*file/m\.jsonl"):
         Sampler(tmp_path / "file" / "m.jsonl", 1, dict, {}).start()
 
 
-def test_the_thread_samples_until_stop_and_once_more(tmp_path: Path) -> None:
+def test_the_thread_samples_until_stop_and_once_more(tmp_path) -> None:
     path = tmp_path / "deep" / "m.jsonl"
     enough = threading.Event()
     calls = []
@@ -285,7 +281,7 @@ def test_the_thread_samples_until_stop_and_once_more(tmp_path: Path) -> None:
     assert sampler.peak_rss == max(row["rss_bytes"] for row in rows)
 
 
-def test_rows_survive_a_kill(tmp_path: Path) -> None:
+def test_rows_survive_a_kill(tmp_path) -> None:
     path, calls = tmp_path / "m.jsonl", list[int]()
 
     def gauges() -> dict[str, int]:
@@ -309,7 +305,7 @@ class NoDriver(Driver):
         raise self.NVMLError("no driver")
 
 
-def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml(monkeypatch) -> None:
     """Of the second card, which is cut in slices, NVML tells no utilisation."""
     driver: Any = Driver({"GPU-a": False, "GPU-b": True})
     monkeypatch.setitem(sys.modules, "pynvml", driver)
@@ -320,7 +316,7 @@ def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("module", [None, NoDriver({})])
-def test_no_nvml_is_no_gpu(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+def test_no_nvml_is_no_gpu(monkeypatch, module: Any) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)  # None: it cannot be imported
     assert Nvml()() == []
 
@@ -338,23 +334,20 @@ def row(t: float, **values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("tail", ["", '{"t": 2.0, "cpu_perc', '{"t": 2.0, "name": "\xc3'])
-def test_a_torn_last_line_is_left_out(tmp_path: Path, tail: str) -> None:
+def test_a_torn_last_line_is_left_out(tmp_path, tail: str) -> None:
     write_rows(tmp_path / "m.jsonl", [row(0), row(1)], tail)
     _, rows = read_rows(tmp_path / "m.jsonl")
     assert [row["t"] for row in rows] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"t,cpu\n0,1\n", b'{"queue_monitor": {}}\n', b"[1]\n"],
-)
-def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"t,cpu\n0,1\n", b'{"queue_monitor": {}}\n', b"[1]\n"])
+def test_a_file_without_a_header_is_refused(tmp_path, content: bytes) -> None:
     (tmp_path / "m.jsonl").write_bytes(content)
     with pytest.raises(UsageError, match=r"m\.jsonl does not begin with the header"):
         read_rows(tmp_path / "m.jsonl")
 
 
-def test_the_reference_shape(tmp_path: Path) -> None:
+def test_the_reference_shape(tmp_path) -> None:
     full = {
         "rss_bytes": 3 * MIB,
         "cpu_percent": 150.0,
@@ -398,7 +391,7 @@ def test_the_reference_shape(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["metrics.json"]
 
 
-def test_the_reference_shape_leaves_out_what_was_never_read(tmp_path: Path) -> None:
+def test_the_reference_shape_leaves_out_what_was_never_read(tmp_path) -> None:
     """Of a run without rows, all but the queues."""
     write_rows(tmp_path / "m.jsonl", [row(1, rss_bytes=2 * MIB), row(2, rss_bytes=4 * MIB)])
     export_reference(tmp_path / "m.jsonl", tmp_path / "metrics.json")

@@ -1,7 +1,5 @@
 """Fixtures of the loader's tests."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from .kit import LAST, distinct, threads_of_loaders, write_plainly
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def data(tmp_path_factory) -> dict[str, Path]:
     """Inputs and targets of 12 samples in 36 and 24 chunks."""
     numcodecs = pytest.importorskip("numcodecs")
     folder = tmp_path_factory.mktemp("data")
@@ -27,7 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def copy(data: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+def copy(data: dict[str, Path], tmp_path) -> dict[str, Path]:
     """The same, to be damaged."""
     return {name: Path(shutil.copytree(path, tmp_path / path.name)) for name, path in data.items()}
 

@@ -1,7 +1,5 @@
 """What the tests of the loader share: arrays on disk, their truth, and a look into what it does."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import http.server
@@ -180,7 +178,7 @@ def threads_of_loaders() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("penstock-loader")]
 
 
-def read_by(monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]) -> None:
+def read_by(monkeypatch, read: Callable[..., Any]) -> None:
     """Have the native engine read the files of chunks by another function."""
     monkeypatch.setattr("penstock.loading.engines.native.read_chunk_file", read)
 
@@ -191,7 +189,7 @@ def _chunk_reader() -> Callable[..., Any]:
     return native.read_chunk_file
 
 
-def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def slow(monkeypatch, seed: int) -> None:
     """Chunks take their time, each another."""
     rng, read = random.Random(seed), _chunk_reader()
     nap = threading.Event()

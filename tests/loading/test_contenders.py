@@ -1,13 +1,10 @@
 """Other libraries' loaders: the samples that numpy has, in the order given, and no leftovers."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +12,7 @@ import psutil
 import pytest
 
 from penstock.base.errors import MissingDependency, StageError, UsageError
-from penstock.data.packed.audit import Audit
-from penstock.data.packed.format import Packed
+from penstock.data import Audit, Packed
 from penstock.loading.contenders import by_name
 from penstock.loading.order import Order
 
@@ -48,15 +44,11 @@ def needs(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+def packed(tmp_path_factory) -> Packed:
     return pack(tmp_path_factory.mktemp("packed") / "data")
 
 
-def check_epoch(
-    batches: Iterator[dict[str, np.ndarray]],
-    order: Order,
-    packed: Packed,
-) -> None:
+def check_epoch(batches: Iterator[dict[str, np.ndarray]], order: Order, packed: Packed) -> None:
     audit, count = Audit(packed), 0
     for number, batch in enumerate(batches):
         samples = order.items(0, number)
@@ -84,12 +76,9 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    mainly([*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)], 0, 1, -1),
+    ("name", "kind"), mainly([*product(IN_PROCESS, ["shuffled"]), ("zarr", RANK)], 0, 1, -1)
 )
-def test_batches_are_those_of_numpy_in_the_order_that_was_given(
-    name: str, kind: str, packed: Packed
-) -> None:
+def test_batches_are_those_of_numpy_in_their_order(name: str, kind: str, packed: Packed) -> None:
     needs(name)
     loader = make(name, packed.root, ORDERS[kind])
     for _ in range(2):
@@ -130,7 +119,7 @@ def test_torch_without_workers_reads_here(packed: Packed) -> None:
     loader.close()
 
 
-def test_loaders_read_shards(tmp_path: Path) -> None:
+def test_loaders_read_shards(tmp_path) -> None:
     packed = pack(tmp_path / "data", shards=4)
     for name in ("zarr", "tensorstore-loop"):
         needs(name)
@@ -140,9 +129,7 @@ def test_loaders_read_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", mainly([*LIBRARY], 0, 1, 3))
-def test_a_missing_library_is_named_with_the_line_that_installs_it(
-    name: str, packed: Packed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named_with_its_line(name: str, packed: Packed, monkeypatch) -> None:
     needs(name)
     library = LIBRARY[name]
     for module in [m for m in sys.modules if m.partition(".")[0] == library]:
@@ -153,7 +140,7 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(
 
 
 @pytest.mark.parametrize("name", mainly([*LIBRARY], 0, 1, -1))
-def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path) -> None:
     needs(name)
     with pytest.raises(UsageError, match="whole samples, not 4 patches"):
         make(name, packed.root, Order(SAMPLES, 1, patches_per_sample=4))
@@ -162,7 +149,7 @@ def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", mainly(["zarr", "torch", "dask-sample", "dask-stacked"], 0, 1))
-def test_an_error_names_the_array(name: str, packed: Packed, tmp_path: Path) -> None:
+def test_an_error_names_the_array(name: str, packed: Packed, tmp_path) -> None:
     """TensorStore names the chunk by itself."""
     needs(name)
     root = shutil.copytree(packed.root, tmp_path / "data")

@@ -1,7 +1,5 @@
 """What a batch reads and where it goes, against numpy's own indexing of a simulated store."""
 
-from __future__ import annotations
-
 import doctest
 import math
 from typing import Any
@@ -209,23 +207,18 @@ def fields(draw: st.DrawFn) -> Field:
 
 
 @given(field=fields(), data=st.data())
-def test_any_batch_of_any_field_holds_what_numpy_would_take(
-    field: Field, data: st.DataObject
-) -> None:
+def test_any_batch_holds_what_numpy_would_take(field: Field, data: st.DataObject) -> None:
     sample = st.integers(field.valid.start, field.valid.stop - 1)
     samples = np.array(data.draw(st.lists(sample, min_size=1, max_size=8)))
     patch = st.integers(0, field.patches_per_sample - 1)
-    patches = [data.draw(patch) for _ in samples]
-    reads = check(field, samples, np.array(patches))
+    reads = check(field, samples, np.array([data.draw(patch) for _ in samples]))
     assert len(reads) <= field.most_chunks(len(samples))
     indices = [read.index for read in reads]
     assert indices == sorted(set(indices))
 
 
 @given(length=st.integers(1, 40), size=st.integers(1, 40), stride=st.integers(1, 45))
-def test_patches_begin_inside_and_cover_the_axis_unless_they_are_spaced(
-    length: int, size: int, stride: int
-) -> None:
+def test_patches_begin_inside_and_cover_an_axis(length: int, size: int, stride: int) -> None:
     size = min(size, length)
     grid = PatchGrid((size,), (stride,))
     starts = [grid.start((i,), (length,))[0] for i in range(*grid.counts((length,)))]

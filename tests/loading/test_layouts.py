@@ -1,7 +1,5 @@
 """Every layout and every selection against numpy."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import product
@@ -12,9 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.loading import Loader, PatchGrid
 from penstock.loading.engines import zarr_chunks
-from penstock.loading.fields import PatchGrid
-from penstock.loading.loader import Loader
 
 from .kit import ENGINES, FIRST, LAST, arrays, distinct, expected, seen, write, write_plainly
 
@@ -48,7 +45,7 @@ SELECTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_read_as_numpy_reads_it(layout: str, tmp_path: Path) -> None:
+def test_every_layout_is_read_as_numpy_reads_it(layout: str, tmp_path) -> None:
     shape, chunks, how = LAYOUTS[layout]
     path = write_plainly(tmp_path / "a.zarr", values := distinct(shape), chunks, **how)
     for engine in ENGINES:
@@ -72,9 +69,7 @@ def test_every_layout_is_read_as_numpy_reads_it(layout: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("channel_axis", "selection"), [(-1, "patches"), (-1, "all-of-it"), (1, "all-of-it")]
 )
-def test_every_selection_is_what_numpy_selects(
-    channel_axis: int, selection: str, tmp_path: Path
-) -> None:
+def test_every_selection_is_what_numpy_selects(channel_axis: int, selection: str, tmp_path) -> None:
     shape = LAST if channel_axis == -1 else FIRST
     knobs = dict(SELECTIONS[selection])
     if channel_axis == 1 and "patch" in knobs:
@@ -102,9 +97,7 @@ VOLUMES: list[tuple[Any, int | None]] = [
 
 
 @pytest.mark.parametrize(("case", "engine"), [*product(range(4), ENGINES)])
-def test_patches_on_all_axes_make_a_volume_one_sample(
-    case: int, engine: str, tmp_path: Path
-) -> None:
+def test_patches_on_all_axes_make_a_volume_one_sample(case: int, engine: str, tmp_path) -> None:
     grid, channel_axis = VOLUMES[case]
     values = distinct(shape := (7, 6, 9, 4))
     path = write(tmp_path / "a.zarr", values, (2, 6, 4, 3), zarr_format=2 + case % 2)
@@ -142,7 +135,7 @@ def test_patches_may_be_given_by_name(data: dict[str, Path]) -> None:
     assert items({"data": (5, 5)}) == items((5, 5)) == items(PatchGrid((5, 5)))
 
 
-def test_foreign_byte_order_is_made_native(tmp_path: Path) -> None:
+def test_foreign_byte_order_is_made_native(tmp_path) -> None:
     path = write(tmp_path / "a.zarr", values := distinct((4, 6), ">f8"), (1, 4))
     with Loader(path, batch_size=4) as loader:
         (batch,) = loader
@@ -150,7 +143,7 @@ def test_foreign_byte_order_is_made_native(tmp_path: Path) -> None:
     assert np.array_equal(batch["data"], values)
 
 
-def test_a_packed_data_set_names_its_arrays_and_axes(data: dict[str, Path], tmp_path: Path) -> None:
+def test_a_packed_data_set_names_its_arrays_and_axes(data: dict[str, Path], tmp_path) -> None:
     for path in data.values():
         shutil.copytree(path, tmp_path / path.name)
     axes = {"inputs": ["sample", "lat", "lon", "channels"], "targets": ["sample", "channels", "x"]}
@@ -171,7 +164,7 @@ def test_a_packed_data_set_names_its_arrays_and_axes(data: dict[str, Path], tmp_
     ],
 )
 def test_a_type_that_is_not_a_name_is_left_to_tensorstore(
-    zarr_format: int, changes: dict[str, Any], tmp_path: Path
+    zarr_format: int, changes: dict[str, Any], tmp_path
 ) -> None:
     path = write(tmp_path / "a.zarr", distinct((4, 6)), (1, 3), zarr_format)
     metadata = path / (".zarray" if zarr_format == 2 else "zarr.json")
@@ -180,7 +173,7 @@ def test_a_type_that_is_not_a_name_is_left_to_tensorstore(
         Loader(path, batch_size=2, engine="native")
 
 
-def test_a_fill_value_that_is_none_of_its_dtype_is_left_to_tensorstore(tmp_path: Path) -> None:
+def test_a_fill_value_that_is_none_of_its_dtype_is_left_to_tensorstore(tmp_path) -> None:
     path = write(tmp_path / "a.zarr", distinct((4, 6), np.uint8), (1, 3))
     metadata = json.loads((path / ".zarray").read_text()) | {"fill_value": -1}
     (path / ".zarray").write_text(json.dumps(metadata))

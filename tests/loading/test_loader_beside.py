@@ -1,20 +1,16 @@
 """Chunks that lie side by side in a batch are copied together, and nobody can tell."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.base.errors import Refused, StageError, UsageError
+from penstock.loading import Loader, PatchGrid
 from penstock.loading.engines import native
-from penstock.loading.fields import PatchGrid
-from penstock.loading.loader import Loader
 
 from .kit import distinct, expected, write
 
@@ -45,7 +41,7 @@ GIVEN: dict[str, tuple[dict[str, Any], set[int]]] = {
 
 
 @pytest.mark.parametrize(("case", "dtype"), [*product(GIVEN, ["<f4"]), ("some", ">f4")])
-def test_the_batch_is_what_numpy_makes(case: str, dtype: str, tmp_path: Path) -> None:
+def test_the_batch_is_what_numpy_makes(case: str, dtype: str, tmp_path) -> None:
     given, together = GIVEN[case]
     path = write(tmp_path / "a.zarr", values := distinct(SHAPE, dtype), CHUNKS)
     with Loader(path, batch_size=4, shuffle="global", workers=1, engine="native", **given) as made:
@@ -54,7 +50,7 @@ def test_the_batch_is_what_numpy_makes(case: str, dtype: str, tmp_path: Path) ->
             assert np.array_equal(batch["data"], expected(values, batch, made))
 
 
-def test_its_memory_is_that_which_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_memory_is_that_which_is_said(tmp_path, monkeypatch) -> None:
     shape, chunks = (2, 128, 128, 32), (1, 128, 128, 4)
     path = write(tmp_path / "a.zarr", values := distinct(shape), chunks, compressors=None)
     chunk = values[0].nbytes // 8
@@ -74,7 +70,7 @@ def test_its_memory_is_that_which_is_said(tmp_path: Path, monkeypatch: pytest.Mo
             assert np.array_equal(batch["data"], values)
 
 
-def test_a_chunk_among_them_that_is_broken_is_named(tmp_path: Path) -> None:
+def test_a_chunk_among_them_that_is_broken_is_named(tmp_path) -> None:
     path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS)
     (broken := path / "1.0.0.5").write_bytes(broken.read_bytes()[:-1])
     with Loader(path, batch_size=4, workers=1, engine="native") as loader:
@@ -83,7 +79,7 @@ def test_a_chunk_among_them_that_is_broken_is_named(tmp_path: Path) -> None:
             list(loader)
 
 
-def test_where_memory_is_short_it_is_chunk_by_chunk(tmp_path: Path) -> None:
+def test_where_memory_is_short_it_is_chunk_by_chunk(tmp_path) -> None:
     path = write(tmp_path / "a.zarr", values := distinct(SHAPE), CHUNKS)
     knobs: dict[str, Any] = {"batch_size": 4, "workers": 1, "queue": 1, "engine": "native"}
     chunk = 4 * int(np.prod(CHUNKS))
@@ -98,7 +94,7 @@ def test_where_memory_is_short_it_is_chunk_by_chunk(tmp_path: Path) -> None:
         Loader(path, max_memory=least - 1, **knobs)
 
 
-def test_closing_lets_go_of_the_room(tmp_path: Path) -> None:
+def test_closing_lets_go_of_the_room(tmp_path) -> None:
     path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS)
     loader = Loader(path, batch_size=4, workers=1, engine="native")
     pool = loader.engine.decoded
@@ -108,7 +104,7 @@ def test_closing_lets_go_of_the_room(tmp_path: Path) -> None:
     assert len(list(loader)) == 2
 
 
-def test_zarr_3_that_does_not_name_its_chunks_is_refused(tmp_path: Path) -> None:
+def test_zarr_3_that_does_not_name_its_chunks_is_refused(tmp_path) -> None:
     path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS, zarr_format=3)
     meta = json.loads((path / "zarr.json").read_text())
     del meta["chunk_key_encoding"]

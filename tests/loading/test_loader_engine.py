@@ -1,7 +1,5 @@
 """Which engine reads, and why: small chunks need one that does not stop for each of them."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,8 @@ import pytest
 
 from penstock.base.errors import StageError, UsageError
 from penstock.instruments.page_cache import is_safe_to_map
+from penstock.loading import Endless, Loader, Order
 from penstock.loading.engines import native
-from penstock.loading.loader import Loader
-from penstock.loading.order import Endless, Order
 
 from ..later import imported_later
 from ..parameters import mainly
@@ -41,7 +38,7 @@ def stored(path: Path, chunks: tuple[int, ...] = (1, 4, 6), **how: Any) -> Path:
     ],
 )
 def test_auto_takes_what_fits_and_says_why(
-    how: dict[str, Any], knobs: dict[str, Any], engine: str, why: str, tmp_path: Path
+    how: dict[str, Any], knobs: dict[str, Any], engine: str, why: str, tmp_path
 ) -> None:
     path = stored(tmp_path / "a.zarr", (2, 4, 6), **how)
     with Loader(path, batch_size=5, shuffle="global", **knobs) as loader:
@@ -51,7 +48,7 @@ def test_auto_takes_what_fits_and_says_why(
             np.testing.assert_array_equal(batch["data"], VALUES[batch.samples])
 
 
-def test_a_chunk_that_is_kept_is_read_once(tmp_path: Path) -> None:
+def test_a_chunk_that_is_kept_is_read_once(tmp_path) -> None:
     path = stored(tmp_path / "a.zarr", (20, 8, 12))
     with pytest.raises(UsageError, match="cache is of engine tensorstore"):
         Loader(path, batch_size=5, engine="native", cache="1MiB")
@@ -67,9 +64,7 @@ def test_a_chunk_that_is_kept_is_read_once(tmp_path: Path) -> None:
                 file.rename(path / file.name)
 
 
-def test_large_chunks_side_by_side_are_copied_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_chunks_side_by_side_are_copied_together(tmp_path, monkeypatch) -> None:
     path = stored(tmp_path / "a.zarr", chunks=(1, 8, 3))
     assert Loader(path, batch_size=4).engine.name == "tensorstore"
     monkeypatch.setattr(native, "_LARGE", 8 * 3 * 4)
@@ -77,7 +72,7 @@ def test_large_chunks_side_by_side_are_copied_together(
     assert str(loader.engine).startswith("native: it copies large chunks together")
 
 
-def test_auto_takes_the_engine_that_fits_max_memory(tmp_path: Path) -> None:
+def test_auto_takes_the_engine_that_fits_max_memory(tmp_path) -> None:
     path = stored(tmp_path / "a.zarr", chunks=(10, 8, 12))
     native = Loader(path, batch_size=5, engine="native", workers=1)
     native.engine.save_memory()
@@ -92,16 +87,14 @@ def test_auto_takes_the_engine_that_fits_max_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"abc", b""])
-def test_a_chunk_that_was_cut_short_is_an_error(content: bytes, tmp_path: Path) -> None:
+def test_a_chunk_that_was_cut_short_is_an_error(content: bytes, tmp_path) -> None:
     path = stored(tmp_path / "a.zarr", compressors=None)
     (path / "3.0.0").write_bytes(content)
     with pytest.raises(StageError, match=r"3\.0\.0"), Loader(path, batch_size=1) as loader:
         list(loader)
 
 
-def test_only_files_of_this_machine_are_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_files_of_this_machine_are_mapped(tmp_path, monkeypatch) -> None:
     import psutil
 
     here = [p for p in psutil.disk_partitions(all=True) if p.mountpoint == "/"]
@@ -125,9 +118,7 @@ def test_items_of_many_batches_are_those_of_each(shuffle: Any) -> None:
 
 @pytest.mark.parametrize("engine", ["native", "tensorstore"])
 @pytest.mark.parametrize("how", mainly([{"compressors": None}, {}], 1))
-def test_nothing_writes_into_a_buffer_that_came_back(
-    how: dict[str, Any], engine: str, tmp_path: Path
-) -> None:
+def test_nothing_writes_into_a_returned_buffer(how: dict[str, Any], engine: str, tmp_path) -> None:
     """Reads may be under way when an iteration is left: their buffers stay away until they end."""
     path = stored(tmp_path / "a.zarr", (1, 8, 6), **how)
     loader = Loader(path, batch_size=20, shuffle="global", queue=2, engine=engine)

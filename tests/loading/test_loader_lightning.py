@@ -1,7 +1,5 @@
 """Lightning trains from the loader, and what it resumes gets the data of a run never stopped."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ SAMPLES, EPOCHS = 12, 2
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     values = np.arange(1, SAMPLES * 4 + 1, dtype=np.float32).reshape(SAMPLES, 4)
     return write(tmp_path_factory.mktemp("data") / "a.zarr", values, (1, 4))
 
@@ -93,7 +91,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", mainly([*RUNS], 1))
-def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path) -> None:
     how, save, validated = RUNS[run]
 
     def validation() -> Any:
@@ -112,7 +110,7 @@ def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path) -> None:
     torch = pytest.importorskip("torch")
 
     def wrapped(loader: Loader) -> Any:

@@ -1,7 +1,5 @@
 """Buffers that come back, and memory that is what was said."""
 
-from __future__ import annotations
-
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -69,9 +67,7 @@ def test_too_little_memory_is_refused_with_the_numbers(data: dict[str, Path]) ->
 
 
 @pytest.mark.parametrize("queue", [0, 1, 3])
-def test_max_memory_holds_and_holding_everything_is_an_error(
-    data: dict[str, Path], queue: int
-) -> None:
+def test_max_memory_holds_and_holding_all_is_an_error(data: dict[str, Path], queue: int) -> None:
     free = Loader(data, batch_size=1, queue=queue, workers=2)
     limit = free.scratch_bytes + (max(queue, 1) + 1) * free.batch_bytes
     loader = Loader(data, batch_size=1, queue=queue, workers=2, max_memory=limit)
@@ -104,7 +100,7 @@ COPIES: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("how", mainly(COPIES, 0, 1, 2))
 @pytest.mark.filterwarnings("ignore:.*not in the Zarr version 3 spec")
-def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) -> None:
+def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path) -> None:
     kind, copies = COPIES[how]
     rng = np.random.default_rng(0)
     values = rng.integers(0, 2**32, (1, 512, 512), np.uint32)  # hard to compress

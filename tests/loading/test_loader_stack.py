@@ -1,7 +1,5 @@
 """Several arrays as one in a batch: where each channel comes from, and what cannot be stacked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ CHUNKS = {"u": (1, 4, 6, 2), "v": (2, 4, 3, 3), "ps": (1, 4, 6), "first": (1, 1,
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def data(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("stack")
     for name, values in VALUES.items():
         array = zarr.create_array(
@@ -112,7 +110,7 @@ def test_channels_first_and_patches(data: dict[str, Path], engine: str) -> None:
                 np.testing.assert_array_equal(batch["x"][row], wanted)
 
 
-def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path: Path) -> None:
+def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path) -> None:
     from penstock.cli import main
 
     out = tmp_path / "packed"
@@ -133,10 +131,7 @@ def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path: Path) -> N
         ({"stack": {"x": []}}, "stack x: names no array"),
         ({"stack": {"x": ["u"], "y": ["u"]}}, "has an array twice; DATA may be a mapping"),
         ({"stack": {"ps": ["u"]}}, "stack ps: an array that is not stacked has that name"),
-        (
-            {"stack": {"x": ["u", "ps"]}},
-            "stack x: the shapes but for channels of its arrays differ",
-        ),
+        ({"stack": {"x": ["u", "ps"]}}, "stack x: the shapes but for channels of its arrays"),
         (
             {"stack": {"x": ["u", "first"]}, "channel_axis": {"u": 3, "first": 1}},
             "stack x: the channel axes of its arrays differ: u 3, first 1",
@@ -147,15 +142,13 @@ def test_a_packed_data_set_says_which_axis_the_channels_are(tmp_path: Path) -> N
         ),
     ],
 )
-def test_what_cannot_be_stacked_is_said(
-    data: dict[str, Path], asked: dict[str, Any], said: str
-) -> None:
+def test_what_is_no_stack_is_said(data: dict[str, Path], asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         Loader(data, batch_size=2, **asked)
     assert said in str(caught.value)
 
 
-def test_arrays_of_other_types_are_not_stacked(data: dict[str, Path], tmp_path: Path) -> None:
+def test_arrays_of_other_types_are_not_stacked(data: dict[str, Path], tmp_path) -> None:
     zarr.create_array(tmp_path / "n", shape=(9, 4, 6), chunks=(1, 4, 6), dtype="int16")[...] = 1
     with pytest.raises(UsageError, match="dtypes of its arrays differ: ps float32, n int16"):
         Loader({"ps": data["ps"], "n": tmp_path / "n"}, stack={"x": ["ps", "n"]}, batch_size=2)

@@ -1,7 +1,5 @@
 """The plan of an epoch: permutations, orders, shares of ranks, resume."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import math
@@ -350,10 +348,7 @@ def test_a_state_is_small_and_says_what_the_sequence_depends_on() -> None:
     ("changes", "said"),
     [
         ({"seed": 2}, "saved with seed 1 and cannot be resumed with seed 2"),
-        (
-            {"num_samples": 41},
-            "saved with num_samples 40 and cannot be resumed with num_samples 41",
-        ),
+        ({"num_samples": 41}, "saved with num_samples 40 .* be resumed with num_samples 41"),
         ({"patches_per_sample": 2}, "patches_per_sample 1 .* patches_per_sample 2"),
         ({"shuffle": "global"}, "shuffle 'block' .* shuffle 'global'"),
         ({"window": 3}, "window 2 .* window 3"),

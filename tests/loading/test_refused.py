@@ -1,15 +1,12 @@
 """What cannot be read is said before anything starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.loading.fields import PatchGrid
-from penstock.loading.loader import Loader
+from penstock.loading import Loader, PatchGrid
 
 from .kit import distinct, served, threads_of_loaders, write
 
@@ -17,19 +14,13 @@ pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
 
 
-def test_what_cannot_be_read_is_said_before_anything_starts(
-    data: dict[str, Path], tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_is_said_before_all_starts(data: dict[str, Path], tmp_path) -> None:
     short = write(tmp_path / "short.zarr", distinct((11, 4, 7)), (1, 4, 5))
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (tmp_path / "none", {}, "there is no such folder"),
         (tmp_path, {}, "none of .zarray"),
         ({}, {}, "no arrays"),
-        (
-            data,
-            {"offsets": {"inptus": (0,)}},
-            "offsets names inptus; the arrays are inputs, targets",
-        ),
+        (data, {"offsets": {"inptus": (0,)}}, "offsets names inptus; the arrays are inputs"),
         (data, {"batch_size": 0}, "^`batch_size` 0: "),
         (data, {"engine": "warp"}, "^`engine` 'warp': "),
         (data, {"patch": {"inputs": PatchGrid((2,))}}, "different numbers of patches"),
@@ -57,7 +48,7 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
     assert threads_of_loaders() == []
 
 
-def test_a_damaged_document_is_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_document_is_one_sentence(tmp_path) -> None:
     (tmp_path / "dataset.json").write_text('{"format": "zip"}')
     with pytest.raises(UsageError, match=r"dataset\.json is not that of a packed data set"):
         Loader(tmp_path, batch_size=2)

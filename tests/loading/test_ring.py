@@ -3,8 +3,6 @@
 Memory is pageable here, and CUDA is played by what notes whom the ring waits for.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +48,7 @@ class Cuda:
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 
-    def Event(self, blocking: bool) -> Event:
+    def Event(self, blocking: bool) -> "Event":
         assert blocking, "else a thread that waits for it keeps a core busy"
         self.events.append(Event(self))
         return self.events[-1]
@@ -69,7 +67,7 @@ class Event:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+def cuda(monkeypatch) -> Iterator[Cuda]:
     played = Cuda()
     monkeypatch.setattr("penstock.loading.ring._cuda", lambda: played)
     monkeypatch.setattr(Ring, "_pinned", lambda self: torch.empty(self.nbytes, dtype=torch.uint8))
@@ -78,9 +76,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
 
 
 def lent_by(ring: Ring) -> NDArray[np.uint8]:
-    buffer = ring.lend()
-    assert buffer is not None
-    return buffer
+    return ring.lend()
 
 
 def test_a_buffer_of_arrays_waits_for_each_device_that_may_copy_from_it(cuda: Cuda) -> None:
@@ -131,9 +127,7 @@ def test_a_ring_goes_from_arrays_to_tensors_and_back(cuda: Cuda) -> None:
     assert ring.made == 0
 
 
-def test_batches_of_tensors_are_of_storage_that_torch_knows(
-    data: dict[str, Path], cuda: Cuda
-) -> None:
+def test_batches_of_tensors_are_of_torchs_storage(data: dict[str, Path], cuda: Cuda) -> None:
     whole = arrays(data)
 
     def thins(batch: Any) -> None:

@@ -1,7 +1,5 @@
 """A server that answers for every chunk with an error: one sentence, after so many tries."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import Counter
@@ -43,7 +41,7 @@ def faulty(folder: Path) -> Iterator[tuple[str, Asked]]:
 
 
 @pytest.fixture
-def volume(tmp_path: Path) -> Path:
+def volume(tmp_path) -> Path:
     """The folder that holds an array of (8, 8, 8) in four chunks, called in.zarr."""
     metadata = {"shape": [8, 8, 8], "chunks": [2, 8, 8], "dtype": "<u2", "compressor": None}
     path = tmp_path / "data" / "in.zarr"
@@ -53,14 +51,13 @@ def volume(tmp_path: Path) -> Path:
     return path.parent
 
 
-def hurried(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> int:
+def hurried(monkeypatch, module: Any, name: str) -> int:
     """Wait for a millisecond at first before each new try. How many tries there are: as always.
     TensorStore before 0.1.86 counts the first try among them, and makes one less."""
     patience = getattr(module, name)
     brief = {kind: {**limits, "initial_delay": "1ms"} for kind, limits in patience.items()}
     monkeypatch.setattr(module, name, brief)
-    tries: int = 1 + patience["http_request_retries"]["max_retries"]
-    return tries
+    return 1 + patience["http_request_retries"]["max_retries"]
 
 
 def is_short(sentence: str) -> bool:
@@ -68,7 +65,7 @@ def is_short(sentence: str) -> bool:
     return len(sentence.splitlines()) == 1 and "<" not in sentence and len(sentence) < 300
 
 
-def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch) -> None:
     tries = hurried(monkeypatch, engine, "_PATIENCE")
     with faulty(volume) as (url, asked), Loader(f"{url}/in.zarr", batch_size=2) as loader:
         reason = rf"^read failed at {url}/in.zarr: Error reading .*: .*HTTP code 500\]$"
@@ -78,12 +75,7 @@ def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch: pytest.M
     assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
 
 
-def test_infer_gives_up_with_one_sentence(
-    volume: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_infer_gives_up_with_one_sentence(volume: Path, tmp_path, monkeypatch, capsys) -> None:
     tries = hurried(monkeypatch, store, "BRIEF")
     with faulty(volume) as (url, asked):
         words = ["infer", "--in-spec", f"{url}/in.zarr", "--out-spec", f"{tmp_path}/out.zarr",

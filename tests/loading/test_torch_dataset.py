@@ -1,7 +1,5 @@
 """A loader as a data set of torch: the same memory, and no worker processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -27,8 +25,7 @@ def test_torch_sees_the_same_memory(data: dict[str, Path]) -> None:
             for name in data:
                 assert torch.equal(batch[name], torch.from_numpy(whole[name][rows]))
         assert len({batch["inputs"].data_ptr() for batch in dataset}) <= 4
-        state = dataset.state_dict()
-        assert state["epoch"] == 2
+        assert dataset.state_dict()["epoch"] == 2
         workers = torch.utils.data.DataLoader(
             dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn"
         )
@@ -36,9 +33,7 @@ def test_torch_sees_the_same_memory(data: dict[str, Path]) -> None:
             next(iter(workers))
 
 
-def test_torch_workers_by_fork_are_refused(
-    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_workers_by_fork_are_refused(data: dict[str, Path], monkeypatch) -> None:
     torch = pytest.importorskip("torch")
     dataset = Loader(data, batch_size=3).as_torch()
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "a worker")
@@ -46,7 +41,7 @@ def test_torch_workers_by_fork_are_refused(
         iter(dataset)
 
 
-def test_bfloat16_is_handed_to_torch(tmp_path: Path) -> None:
+def test_bfloat16_is_handed_to_torch(tmp_path) -> None:
     torch = pytest.importorskip("torch")
     ts = pytest.importorskip("tensorstore")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "a.zarr")}}

@@ -1,7 +1,5 @@
 """Fixtures that several test files of this folder share."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ def _exported(net: Any, path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(tmp_path_factory) -> Path:
     """A program of torch.export, of any batch up to 64."""
     import torch
 
@@ -33,7 +31,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def little(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def little(tmp_path_factory) -> Path:
     """Such a program of one layer, which torch reads in a sixth of the time."""
     from .kit import Layer
 

@@ -1,7 +1,5 @@
 """Nets that several test files of this folder share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -38,8 +36,7 @@ class Layer(nn.Module):
         self.conv = nn.Conv3d(1, 1, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(x)
-        return out
+        return self.conv(x)
 
 
 X = torch.linspace(-1, 1, 2 * 512).reshape(2, 1, 8, 8, 8)

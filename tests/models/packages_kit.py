@@ -1,7 +1,5 @@
 """Small networks in folders and zip files, as nnU-Net, bioimage.io and MONAI leave them."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
@@ -153,7 +151,6 @@ def bioimage(folder: Path, kind: str = "state") -> Path:
     folder.mkdir()
     (folder / "net.py").write_text(CODE)
     loader = importlib.util.spec_from_file_location("net_of_a_package", folder / "net.py")
-    assert loader is not None and loader.loader is not None
     module = importlib.util.module_from_spec(loader)
     loader.loader.exec_module(module)
     torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """The encoder of the public checkpoints written anew, as an oracle for ours."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

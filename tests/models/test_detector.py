@@ -1,7 +1,5 @@
 """The detector: what it is told, what it costs, what it gives, and that it learns."""
 
-from __future__ import annotations
-
 import copy
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """Models on their way to a device: what is shared, what is laid out anew, what can be sized."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.base import torch_threads
-from penstock.base.errors import UsageError
+from penstock.base import UsageError, torch_threads
 from penstock.inference.opening.job import Job
 from penstock.inference.opening.net import fit_batch
 from penstock.models import devices, footprint
@@ -33,8 +30,7 @@ class Positions(nn.Module):
         self.register_buffer("where", torch.ones(8, 8, 8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x) + self.where
-        return out
+        return self.net(x) + self.where
 
 
 class Ramp(nn.Module):
@@ -45,8 +41,7 @@ class Ramp(nn.Module):
         self.net = nn.Conv3d(1, 1, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x) + torch.arange(x.shape[-1], device=x.device).to(x.device)
-        return out
+        return self.net(x) + torch.arange(x.shape[-1], device=x.device).to(x.device)
 
 
 def exported(net: nn.Module, batch: int, folder: Path) -> str:
@@ -56,7 +51,7 @@ def exported(net: nn.Module, batch: int, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+def alone(tmp_path_factory) -> str:
     """A program for batches of one patch."""
     return exported(conv(), 1, tmp_path_factory.mktemp("programs"))
 
@@ -116,23 +111,20 @@ def test_a_convolution_in_double_precision_is_left_to_torch() -> None:
     assert devices.placed(nn.Conv3d(2, 2, 1), CPU, True).dilation == (2, 2, 2)
 
 
-def test_a_module_on_another_device_is_never_a_copy_on_this_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_module_on_another_device_is_never_a_copy_on_this_one(monkeypatch) -> None:
     """Neither of its weights nor of its buffers, tied ones being tied there too."""
     net = nn.Sequential(nn.Conv3d(1, 4, 3), nn.Conv3d(1, 4, 3), Positions())
     net[1].weight = net[0].weight
     monkeypatch.setattr(Tensor, "__deepcopy__", lambda self, memo: pytest.fail("a copy"))
     there = devices.placed(net, META, True)
-    tensors = [*there.parameters(), *there.buffers()]
-    assert {tensor.device for tensor in tensors} == {META}
+    assert {tensor.device for tensor in [*there.parameters(), *there.buffers()]} == {META}
     assert there[0].weight is there[1].weight  # type: ignore[index]
     assert isinstance(there[0].weight, nn.Parameter)  # type: ignore[index]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # torch's own, of a copy
-def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
+def test_what_an_exported_program_makes_moves_with_it(tmp_path) -> None:
     program = model.load_model(exported(Ramp(), 1, tmp_path), trust=True).module
     there = devices.placed(program, META, True)
     assert there(torch.zeros(1, 1, 8, 8, 8, device=META)).device == META
@@ -143,7 +135,6 @@ def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
 def test_a_net_is_played_with_all_that_it_holds_and_in_its_own_dtype(net: nn.Module) -> None:
     measured = footprint.measure_footprint(model.load_model(net), SHAPE)
     itemsize = next(net.parameters()).itemsize
-    assert measured.peak_bytes is not None
     assert measured.peak_bytes % (2 * 8**3 * itemsize) == 0
     assert measured.peak_bytes >= 3 * 2 * 8**3 * itemsize
 
@@ -154,15 +145,12 @@ def test_a_net_in_half_precision_is_given_that(form: str, full: np.ndarray) -> N
     net: Any = conv().eval().bfloat16()
     if form == "script":
         net = torch.jit.trace(net, torch.zeros(1, 1, 8, 8, 8, dtype=torch.bfloat16))
-    half = run(VOLUME, net, **KNOBS)
-    assert 0 < np.abs(half - full).max() < 0.05
+    assert 0 < np.abs(run(VOLUME, net, **KNOBS) - full).max() < 0.05
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fixed", [1, 4])
-def test_a_program_for_one_size_of_batch_runs_with_that(
-    fixed: int, alone: str, full: np.ndarray, tmp_path: Path
-) -> None:
+def test_a_program_for_one_batch_runs(fixed: int, alone: str, full: np.ndarray, tmp_path) -> None:
     path = alone if fixed == 1 else exported(conv(), fixed, tmp_path)
     np.testing.assert_allclose(
         run(VOLUME, path, batch=fixed, trust_model=True, **KNOBS), full, atol=1e-6

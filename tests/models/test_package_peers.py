@@ -1,7 +1,5 @@
 """Networks of others against the library that each comes from, on volumes that no step fits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -14,13 +12,11 @@ import pytest
 import torch
 import yaml
 
-from penstock.base.config.infer import InferConfig
-from penstock.base.errors import UsageError
+from penstock.base import InferConfig, UsageError
 from penstock.data import open_source
 from penstock.inference.opening.as_its_makers import with_defaults
 from penstock.inference.opening.selection import channels_of, check_orientation
-from penstock.models.load import load_model
-from penstock.models.recipe import Recipe, Sliding
+from penstock.models import Recipe, Sliding, load_model
 
 from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, unet
 
@@ -97,7 +93,7 @@ def predicted(
     ],
 )
 def test_an_nnunet_is_what_its_own_predictor_makes_of_it(
-    shape: tuple[int, ...], patch: list[int], more: dict[str, Any], tmp_path: Path, monkeypatch: Any
+    shape: tuple[int, ...], patch: list[int], more: dict[str, Any], tmp_path, monkeypatch: Any
 ) -> None:
     channels, tta = shape[0], more.pop("tta", None)
     folder = nnunet(
@@ -142,7 +138,7 @@ def with_border_and_holes(shape: tuple[int, ...]) -> Array:
     ],
 )  # fmt: skip
 def test_an_nnunet_crops_fills_holes_normalises_and_resamples_as_its_own_predictor(
-    size: tuple[float, ...], masked: bool, axes: int, tmp_path: Path, monkeypatch: Any
+    size: tuple[float, ...], masked: bool, axes: int, tmp_path, monkeypatch: Any
 ) -> None:
     target = (2.0, 1.0, 1.0)
     plain = {
@@ -181,7 +177,7 @@ def test_an_nnunet_crops_fills_holes_normalises_and_resamples_as_its_own_predict
     ],
 )
 def test_a_bundle_is_what_monais_inferer_makes_of_it(
-    shape: tuple[int, ...], inferer: dict[str, Any], tmp_path: Path
+    shape: tuple[int, ...], inferer: dict[str, Any], tmp_path
 ) -> None:
     inferers = pytest.importorskip("monai.inferers")
     said = {"_target_": "SlidingWindowInferer", "roi_size": [8, 8, 12], **inferer}
@@ -201,9 +197,6 @@ def test_a_bundle_is_what_monais_inferer_makes_of_it(
     assert (made == again).all() and np.abs(made - wanted).max() < 1e-4
     labels = infer(volume, folder, np.zeros((1, *shape), "uint8"))
     assert (labels[0] == wanted.argmax(0)).mean() > 0.999
-
-
-# --- bioimage.io, of format 0.4 and as ONNX -------------------------------------------------------
 
 
 def message(*fields: tuple[int, Any]) -> bytes:
@@ -226,7 +219,6 @@ def message(*fields: tuple[int, Any]) -> bytes:
 
 def onnx_of(conv: torch.nn.Conv2d) -> bytes:
     """A convolution of 3 x 3 with padding as an ONNX network, from `raw` to `prob`."""
-    assert conv.bias is not None
 
     def tensor(name: str, values: torch.Tensor) -> bytes:
         sides = [(1, side) for side in values.shape]
@@ -290,7 +282,7 @@ def older(folder: Path, kind: str) -> tuple[Path, Array, Array]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["onnx", "state"])
-def test_a_package_of_format_0_4_runs(kind: str, tmp_path: Path) -> None:
+def test_a_package_of_format_0_4_runs(kind: str, tmp_path) -> None:
     pytest.importorskip("bioimageio.spec")
     package, x, y = older(tmp_path / "made", kind)
     made = infer(x[0][:, None], package, np.zeros((2, 1, 48, 64), "float32"), trust_model=True)
@@ -302,9 +294,6 @@ def test_a_package_of_format_0_4_runs(kind: str, tmp_path: Path) -> None:
         rdf.write_text(re.sub(" *architecture_sha256.*\n", "", rdf.read_text()))
         with pytest.raises(UsageError, match="Missing required `architecture_sha256`"):
             load_model(str(tmp_path / "made"), trust=True)
-
-
-# --- channels and directions ----------------------------------------------------------------------
 
 
 def test_channels_are_found_by_name_or_listed() -> None:
@@ -333,9 +322,7 @@ def test_channels_are_found_by_name_or_listed() -> None:
      ({"patch": (40,), "overlap": (6,)}, (6,)), ({"patch": (40,), "seam_mode": "trim"}, None),
      ({"patch": "auto"}, None)],
 )  # fmt: skip
-def test_a_patch_of_the_user_overlaps_by_the_share_that_its_makers_say(
-    said: dict[str, Any], overlap: Any
-) -> None:
+def test_a_patch_of_the_user_overlaps_by_the_same_share(said: dict[str, Any], overlap: Any) -> None:
     recipe = Recipe("net", patch=(16, 32, 32), overlap=(8, 16, 16), sliding=Sliding("gaussian"))
     config = InferConfig(in_spec="a", out_spec="b", model_type="c", **said)
     assert with_defaults(config, recipe)[0].overlap == overlap

@@ -1,11 +1,8 @@
 """Networks in folders and zip files of others: what they say is done, or refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +13,13 @@ from torch import nn
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.box import Box
-from penstock.data.filled_mask import FilledMask
-from penstock.data.stores.open import open_source
+from penstock.data import Box, FilledMask, open_source
 from penstock.inference.opening import sample as opening_sample
 from penstock.models.load import load_model
 from penstock.models.packages.bioimageio import Chain
 from penstock.models.packages.package import Parcel
 
 from .packages_kit import Array, bioimage, bundle, infer, nnunet, noise, unet
-
-# --- nnU-Net --------------------------------------------------------------------------------------
 
 
 def slid(net: nn.Module, values: Array, patch: tuple[int, int, int]) -> Array:
@@ -48,7 +41,7 @@ def slid(net: nn.Module, values: Array, patch: tuple[int, int, int]) -> Array:
     return np.asarray(total / covered)
 
 
-def test_an_nnunet_is_run_as_its_plans_say(tmp_path: Path) -> None:
+def test_an_nnunet_is_run_as_its_plans_say(tmp_path) -> None:
     folder = nnunet(tmp_path / "net", nets := [unet(0), unet(1)])
     volume = noise(1, 32, 16, 32)
     values = (volume.clip(50, 700).astype("float32") - 300) / 120
@@ -64,7 +57,7 @@ def test_an_nnunet_is_run_as_its_plans_say(tmp_path: Path) -> None:
     assert (labels[0] == wanted.argmax(0))[~near].all()
 
 
-def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path: Path) -> None:
+def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path) -> None:
     said, net = unet(2, channels=2, outputs=2)
     folder = nnunet(
         tmp_path / "net", [(said, net)], plans={"transpose_forward": [1, 2, 0]},
@@ -86,7 +79,7 @@ def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nnunet_crops_to_what_is_not_0(tmp_path, monkeypatch) -> None:
     folder = nnunet(
         tmp_path / "net", [unet(0)],
         configuration={"normalization_schemes": ["ZScoreNormalization"]},
@@ -109,7 +102,7 @@ def test_an_nnunet_crops_to_what_is_not_0(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_processes_that_share_an_nnunet_find_one_mask_and_the_same_limits(tmp_path: Path) -> None:
+def test_processes_that_share_an_nnunet_find_one_mask_and_the_same_limits(tmp_path) -> None:
     folder = nnunet(
         tmp_path / "net", [unet(0, 2)], channels={"0": "T1", "1": "CT"},
         configuration={"normalization_schemes": ["ZScoreNormalization", "CTNormalization"],
@@ -152,9 +145,7 @@ class Foreign:
         return print, ("code of a stranger",)
 
 
-def test_what_an_nnunet_wants_and_is_not_done_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_an_nnunet_wants_and_is_not_done_is_refused(tmp_path, capsys) -> None:
     folder = tmp_path / "net"
 
     def refused(**more: Any) -> str:
@@ -183,26 +174,19 @@ def test_what_an_nnunet_wants_and_is_not_done_is_refused(
     assert "stranger" not in capsys.readouterr().out
 
 
-# --- what needs no library ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("named", "because"),
     [("../weights.pt", "lies outside of it"), ("/etc/passwd", "lies outside of it"),
      ("https://example.org/weights.pt", "nothing is downloaded"), ("w.pt", "lacks w.pt")],
 )  # fmt: skip
-def test_a_path_that_leads_out_of_a_package_is_refused(
-    named: str, because: str, tmp_path: Path
-) -> None:
+def test_a_path_that_leads_out_of_a_package_is_refused(named: str, because: str, tmp_path) -> None:
     (tmp_path / "weights.pt").write_bytes(b"")
     (tmp_path / "in").mkdir()
     with pytest.raises(UsageError, match=because):
         Parcel(tmp_path / "in", tmp_path / "in", trusted=True).file(named)
 
 
-def test_a_zip_that_is_damaged_or_leads_out_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_zip_that_is_damaged_or_leads_out_is_refused(tmp_path, capsys) -> None:
     np.save(tmp_path / "v.npy", np.zeros((4, 4), "uint8"))
     path = tmp_path / "model.zip"
 
@@ -223,7 +207,7 @@ def test_a_zip_that_is_damaged_or_leads_out_is_refused(
     assert "holds no model" in answer()
 
 
-def test_steps_of_an_input_become_one_normalisation(tmp_path: Path) -> None:
+def test_steps_of_an_input_become_one_normalisation(tmp_path) -> None:
     class Step:
         def __init__(self, **values: Any) -> None:
             self.__dict__.update(values)
@@ -244,7 +228,7 @@ def test_steps_of_an_input_become_one_normalisation(tmp_path: Path) -> None:
         chain.add("blur", Step())
 
 
-def test_a_training_is_a_model(tmp_path: Path) -> None:
+def test_a_training_is_a_model(tmp_path) -> None:
     folder = tmp_path / "trained"
     folder.mkdir()
     net = load_model("denoise-tiny").module
@@ -278,15 +262,10 @@ def test_a_function_of_a_batch_is_a_model() -> None:
     assert (out == volume * 2.0 + 1).all()
 
 
-# --- bioimage.io ----------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
 @pytest.mark.parametrize("kind", ["state", "script"])
-def test_a_package_reproduces_its_test_tensors_and_runs(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_reproduces_its_test_tensors_and_runs(kind: str, tmp_path, capsys) -> None:
     package = bioimage(tmp_path / "made", kind)
     assert main(["info", str(package), "--trust-model", "--test"]) == 0
     shown = capsys.readouterr().out
@@ -301,7 +280,7 @@ def test_a_package_reproduces_its_test_tensors_and_runs(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
-def test_a_package_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
+def test_a_package_that_is_not_what_it_says_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match="keras_hdf5, which is not run; convert"):
         load_model(str(bioimage(tmp_path / "keras", "keras")))
     with zipfile.ZipFile(bioimage(tmp_path / "state")) as archive:
@@ -316,12 +295,9 @@ def test_a_package_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path / "open"), trust=True)
 
 
-# --- MONAI ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
-def test_what_a_bundle_wants_and_is_not_done_is_refused(tmp_path: Path) -> None:
+def test_what_a_bundle_wants_and_is_not_done_is_refused(tmp_path) -> None:
     def refused(**changes: Any) -> str:
         with pytest.raises(UsageError) as caught:
             load_model(str(bundle(tmp_path / "bundle", **changes)))

@@ -1,11 +1,8 @@
 """prithvi-refiner: names of public checkpoints, an encoder written anew as oracle, what learns."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -100,8 +97,7 @@ def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def forward(net: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        y: Tensor = net(x)
-    return y
+        return net(x)
 
 
 def learn(net: Refiner, seed: int = 7) -> Refiner:
@@ -124,7 +120,7 @@ def _on_meta(size: str, of: tuple[int, ...], **options: object) -> Refiner:
         return prithvi_refiner(size, **options)  # type: ignore[arg-type]
 
 
-def cut_to(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_to(depth: int, monkeypatch) -> None:
     for name, (width, _, heads, patch) in list(PUBLIC.items()):
         monkeypatch.setitem(PUBLIC, name, (width, depth, heads, patch))
         size = dataclasses.replace(prithvi.SIZES[cast(SizeName, name)], depth=depth)
@@ -132,7 +128,7 @@ def cut_to(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def shallow(request, monkeypatch) -> None:
     """Two blocks for all, which are alike, but in tests of a size: they take it as it is."""
     if "size" not in request.fixturenames:
         cut_to(SHALLOW, monkeypatch)
@@ -166,18 +162,12 @@ def test_a_batch_is_its_samples(tiny: Refiner) -> None:
 @pytest.mark.parametrize(
     ("size", "sides", "sentence"),
     [
-        (
-            "tiny",
-            (64, 100),
-            "64 x 100 pixels .* 16 x 16: 100 is not a multiple of 16; 96 and 112 are",
-        ),
+        ("tiny", (64, 100), "64 x 100 pixels .* 16 x 16: 100 is not a multiple of 16; 96 and"),
         ("tiny", (8, 64), "8 x 64 pixels .*: 8 is not a multiple of 16; 16 is"),
         ("600m", (256, 256), "256 x 256 pixels .* 256 is not a multiple of 14; 252 and 266 are"),
     ],
 )
-def test_tiles_of_broken_patches_are_refused(
-    size: str, sides: tuple[int, int], sentence: str
-) -> None:
+def test_broken_patches_are_refused(size: str, sides: tuple[int, int], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         on_meta(size)(torch.empty(1, 6, *sides, device="meta"))
 
@@ -217,12 +207,9 @@ def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("frames", "prefix"),
-    [pytest.param(1, "encoder.", id="v2"), pytest.param(3, "", id="v1")],
+    ("frames", "prefix"), [pytest.param(1, "encoder.", id="v2"), pytest.param(3, "", id="v1")]
 )
-def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
-    frames: int, prefix: str, tmp_path: Path
-) -> None:
+def test_a_public_checkpoint_encodes_as_public_code(frames: int, prefix: str, tmp_path) -> None:
     public = public_state(frames)
     state = public
     if not prefix:  # version 1 names the parts of encoder and decoder without these words
@@ -265,7 +252,7 @@ def test_a_checkpoint_of_six_bands_loads_into_fewer() -> None:
     )
 
 
-def test_a_state_dict_of_ours_loads_whole(tmp_path: Path) -> None:
+def test_a_state_dict_of_ours_loads_whole(tmp_path) -> None:
     net = learn(prithvi_refiner("tiny"))
     torch.save(net.state_dict(), tmp_path / "ours.pt")
     loaded = models.load_model("prithvi-refiner-tiny", tmp_path / "ours.pt").module
@@ -346,7 +333,7 @@ def test_the_registry_makes_a_model_of_two_axes() -> None:
 
 
 @pytest.mark.slow
-def test_inference_of_an_image_of_six_bands(tmp_path: Path) -> None:
+def test_inference_of_an_image_of_six_bands(tmp_path) -> None:
     torch.save(public_state(), tmp_path / "Prithvi.pt")
     pixels = np.random.default_rng(0).random((6, 64, 64), dtype=np.float32)
     tifffile.imwrite(tmp_path / "in.ome.tif", pixels, metadata={"axes": "CYX"})

@@ -1,13 +1,9 @@
 """What `find_reach` finds of a network from outside is what arithmetic says of its layers."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 
-from penstock.models import REGISTRY, load_model, probes
-from penstock.models.explained import bits_that_vary
-from penstock.models.probes import find_reach
+from penstock.models import REGISTRY, bits_that_vary, find_reach, load_model, probes
 from tests.networks import FAR, LOCAL, Sight, conv, seeded
 
 QUICK = ("plain", "strided", "2-D")
@@ -74,9 +70,7 @@ def test_a_side_is_looked_for_that_is_enough_along_all_axes() -> None:
     assert reach.exact and reach.step == (2, 2, 2) and reach.before == (0, 0, 8)
 
 
-def test_a_search_ends_at_its_bound_and_says_what_it_did_not_look_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_search_ends_at_its_bound_and_says_what_it_did_not_look_at(monkeypatch) -> None:
     make, _ = LOCAL["plain"]
     monkeypatch.setattr(probes, "_MOST_WORK", 2e8)
     reach = find_reach(load_model(seeded(make)), 3)

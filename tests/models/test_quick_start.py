@@ -1,9 +1,5 @@
 """What opens a network for a job starts without torch's compiler."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from ..preloaded import started
 
 _QUICK = """
@@ -19,9 +15,6 @@ print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
 """
 
 
-def test_neither_a_footprint_nor_a_reach_imports_the_compiler(
-    tmp_path: Path,
-) -> None:
-    process = started(tmp_path, code=_QUICK)
-    process.join()
+def test_neither_a_footprint_nor_a_reach_imports_the_compiler(tmp_path) -> None:
+    started(tmp_path, code=_QUICK).join()
     assert (tmp_path / "said").read_text() == "[]\n"

@@ -1,7 +1,5 @@
 """Outputs as shapes alone are those of torch, and nothing heavy is imported for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -69,9 +67,7 @@ def _image(*layers: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("dtype", mainly([torch.float32, torch.bfloat16], 1))
 @pytest.mark.parametrize("last", mainly([False, True], 1))
-def test_nets_of_volumes_and_images_are_answered_as_torch_answers(
-    dtype: torch.dtype, last: bool
-) -> None:
+def test_nets_of_volumes_and_images_are_answered_as_torch(dtype: torch.dtype, last: bool) -> None:
     in_3d, in_2d = torch.contiguous_format, torch.contiguous_format
     if last:
         in_3d, in_2d = torch.channels_last_3d, torch.channels_last
@@ -123,9 +119,7 @@ def test_a_transformer_is_answered_as_torch_answers() -> None:
         ("mul", lambda x: x.new_empty((0, 3)) * 2),
     ],
 )
-def test_outputs_have_torchs_dtypes_and_order_of_axes(
-    name: str, net: Callable[[Tensor], Any]
-) -> None:
+def test_outputs_have_torchs_dtypes_and_axes(name: str, net: Callable[[Tensor], Any]) -> None:
     assert name in compared(net, 2, 4, 6, 8).answered
 
 
@@ -139,9 +133,7 @@ def test_outputs_have_torchs_dtypes_and_order_of_axes(
         ("addmm", lambda x: torch.addmm(x[0, 0], x[0, 0], x[0, 0].T @ x[0, 0])),
     ],
 )
-def test_what_one_sample_or_element_does_not_show_is_asked_of_torch(
-    name: str, net: Callable[[Tensor], Any]
-) -> None:
+def test_what_one_sample_hides_is_asked_of_torch(name: str, net: Callable[[Tensor], Any]) -> None:
     assert name in compared(net, 2, 4, 6, 8).asked
 
 

@@ -1,11 +1,8 @@
 """nms and roi_align in plain torch, against loops over boxes and points."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,9 +101,7 @@ def some_boxes(seed: int, count: int, span: float, side: float) -> torch.Tensor:
     block=st.sampled_from([4, 1024]),
     threshold=st.sampled_from([0.0, 0.3, 0.7, 1.0]) | st.floats(0, 1),
 )
-def test_nms_is_the_greedy_rule(
-    seed: int, count: int, span: float, block: int, threshold: float
-) -> None:
+def test_nms_is_greedy(seed: int, count: int, span: float, block: int, threshold: float) -> None:
     boxes = some_boxes(seed, count, span, 20)
     scores = torch.rand(count, generator=torch.Generator().manual_seed(seed)).mul(20).round()
     with pytest.MonkeyPatch.context() as patch:  # many scores are equal
@@ -134,7 +129,7 @@ def test_roi_align_is_the_mean_of_its_points(ratio: int, aligned: bool) -> None:
     torch.testing.assert_close(pooled, expected, rtol=0, atol=1e-12)
 
 
-def test_roi_align_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roi_align_in_parts_is_the_same(monkeypatch) -> None:
     features = torch.rand(1, 2, 8, 8, generator=torch.Generator().manual_seed(5))
     rois = torch.cat((torch.zeros(9, 1), some_boxes(6, 9, 20, 20)), 1)
     whole = vision.roi_align(features, rois, 0.5, 2, 2, -1, False)
@@ -181,7 +176,7 @@ def test_torchvision_itself_calls_them_or_agrees_with_them() -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_load_is_replaced_and_said_once(tmp_path: Path) -> None:
+def test_what_does_not_load_is_replaced_and_said_once(tmp_path) -> None:
     """In a process that has loaded torch alone. Lightning imports torchvision itself."""
     code = "import sys; assert sys.modules.keys().isdisjoint(['torchvision', 'pytorch_lightning'])"
     code += "; from penstock.models import compiled_operators, import_torchvision"
@@ -197,7 +192,7 @@ def test_what_does_not_load_is_replaced_and_said_once(tmp_path: Path) -> None:
     assert all(line.endswith("torchvision together, from one index") for line in notes)
 
 
-def test_without_torchvision_the_line_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchvision_the_line_that_mends_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)  # as where it is not installed
     with pytest.raises(MissingDependency, match=r"run: pip install 'penstock-dl\[train\]'"):
         vision._import()

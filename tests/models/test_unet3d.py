@@ -1,7 +1,5 @@
 """The denoisers: names that published weights expect, sides, receptive field, what was learnt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +60,7 @@ def tiny() -> nn.Module:
 
 def forward(net: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        y: Tensor = net(x)
-    return y
+        return net(x)
 
 
 def test_the_state_dict_is_that_of_the_public_network_in_order() -> None:

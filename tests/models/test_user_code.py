@@ -1,7 +1,5 @@
 """The user's own models: what they may be, where they are found, what is said of their errors."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -65,7 +63,7 @@ class Untrainable(nn.Module):
 
 
 @pytest.fixture
-def nets(tmp_path: Path) -> Path:
+def nets(tmp_path) -> Path:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "nets.py").write_text(NETS)
@@ -80,9 +78,7 @@ def nets(tmp_path: Path) -> Path:
     ("name", "factor"),
     [("itself", 2), ("itself_too", 2), ("of_functions", 2), ("late", 1), ("Net", None)],
 )
-def test_a_function_that_must_be_given_something_is_the_model(
-    name: str, factor: int | None, nets: Path
-) -> None:
+def test_a_function_with_arguments_is_a_model(name: str, factor: int | None, nets: Path) -> None:
     x, module = torch.ones(1, 1, 2, 2, 2), model.load_model(f"{nets}:{name}").module
     assert torch.equal(module(x), x * factor if factor else x + 1)
 
@@ -100,9 +96,7 @@ def test_a_function_of_a_library_in_c_is_a_model() -> None:
     assert torch.equal(model.load_model("torch.nn.functional:relu").module(x), x.relu())
 
 
-def test_the_folder_is_searched_for_the_users_code_alone(
-    nets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_searched_for_the_users_code_alone(nets: Path, monkeypatch) -> None:
     (nets.parent / "opt_einsum.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(nets.parent)
     path = list(sys.path)
@@ -143,9 +137,7 @@ def test_errors_of_a_model_name_its_file_and_line(nets: Path) -> None:
             penstock.plan_inference(volume, volume.copy(), model=f"{nets}:{name}", **knobs)  # type: ignore[arg-type]
 
 
-def test_an_error_on_the_way_leaves_its_traceback(
-    nets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_on_the_way_leaves_its_traceback(nets: Path, tmp_path, capsys) -> None:
     np.save(tmp_path / "in.npy", np.zeros((64, 32, 32), "float32"))
     flags = f"--in-spec {tmp_path}/in.npy --out-spec {tmp_path}/out.zarr --normalize none"
     words = (
@@ -164,9 +156,7 @@ def test_an_error_on_the_way_leaves_its_traceback(
 
 
 @pytest.mark.slow
-def test_a_training_that_a_model_ends_leaves_its_traceback_too(
-    nets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_that_a_model_ends_leaves_a_traceback(nets: Path, tmp_path, capsys) -> None:
     pytest.importorskip("lightning_fabric")
     for name in ("in", "target"):
         np.save(tmp_path / f"{name}.npy", np.ones((16, 16, 16), "float32"))
@@ -179,9 +169,7 @@ def test_a_training_that_a_model_ends_leaves_its_traceback_too(
     assert f'nets.py", line {line}, in forward' in (tmp_path / "run" / "error.txt").read_text()
 
 
-def test_debug_is_a_flag_of_every_verb(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_is_a_flag_of_every_verb(monkeypatch, capsys) -> None:
     assert main(["score", "xview3", "--debug", "--inference-file", "a", "--label-file", "b"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -202,11 +190,8 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_names_are_refused_before_torch_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_refused_before_torch_is_imported(here, monkeypatch, capsys) -> None:
     """Neither by us nor by a library that stands on it."""
-    monkeypatch.chdir(tmp_path)
     heads = {"torch", "torchvision", "torchmetrics", "lightning_fabric", "pytorch_lightning"}
     heavy = heads | {name for name in sys.modules if name.partition(".")[0] in heads}
     with imported_anew(), monkeypatch.context() as patched:

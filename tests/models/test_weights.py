@@ -1,7 +1,5 @@
 """Weights in files: by which names they are found, and what becomes of files that are damaged."""
 
-from __future__ import annotations
-
 import copy
 import random
 from argparse import Namespace
@@ -34,8 +32,7 @@ class Inner(nn.Module):
         self.head = nn.Conv3d(1, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.module(x))
-        return out
+        return self.head(self.module(x))
 
 
 PREFIXES = ("", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.", "net.core.")
@@ -48,7 +45,7 @@ def fill(net: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_names_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
+def test_names_of_wrappers_are_left_out(prefix: str, tmp_path) -> None:
     for make in (Inner, lambda: nn.Sequential(nn.Conv3d(1, 1, 1))):
         net = fill(make())
         state = {prefix + name: tensor for name, tensor in net.state_dict().items()}
@@ -61,7 +58,7 @@ def test_names_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
                 assert torch.equal(tensor, other.state_dict()[name])
 
 
-def test_a_wrapper_within_a_net_and_around_the_net_itself(tmp_path: Path) -> None:
+def test_a_wrapper_within_a_net_and_around_the_net_itself(tmp_path) -> None:
     net = fill(Inner())
     state = {f"_orig_mod.{n.replace('0.', '0._orig_mod.')}": t for n, t in net.state_dict().items()}
     torch.save(state, tmp_path / "w.pth")
@@ -81,9 +78,7 @@ def test_a_name_that_could_mean_two_stays() -> None:
 
 
 @pytest.mark.parametrize("made", [lambda net: net, lambda net: {"hyper": Namespace(lr=net)}])
-def test_a_file_with_more_than_tensors_is_refused_by_the_name_of_it(
-    made: Any, tmp_path: Path
-) -> None:
+def test_a_file_with_more_than_tensors_is_refused_by_the_name_of_it(made: Any, tmp_path) -> None:
     torch.save(made(fill(nn.Conv3d(1, 1, 1))), tmp_path / "w.pth")
     with pytest.raises(UsageError, match=r"holds \S+ beside tensors, .*keep the tensors alone by"):
         read_state(tmp_path / "w.pth")
@@ -103,11 +98,10 @@ class Counts(nn.Module):
         self.seen = state["seen"]
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x)
-        return out
+        return self.net(x)
 
 
-def test_what_a_module_keeps_beside_tensors_is_loaded(tmp_path: Path) -> None:
+def test_what_a_module_keeps_beside_tensors_is_loaded(tmp_path) -> None:
     net, other, path = Counts(), nn.Sequential(Counts()), tmp_path / "w.pth"
     net.seen = 7
     torch.save(nn.Sequential(net).state_dict(), path)
@@ -132,14 +126,12 @@ def test_planning_leaves_the_weights_alone() -> None:
         held = dict(net.named_parameters(remove_duplicate=False))
         before = {name: tensor.detach().clone() for name, tensor in held.items()}
         for _ in range(2):
-            measured = footprint.measure_footprint(model.load_model(net), (2, 1, 8, 8, 8))
-        assert measured.peak_bytes is not None
+            footprint.measure_footprint(model.load_model(net), (2, 1, 8, 8, 8))
         after = dict(net.named_parameters(remove_duplicate=False))
         assert all(after[name] is held[name] for name in held)
         assert all(torch.equal(after[name], before[name]) for name in held)
         x = torch.rand(2, 1, 8, 8, 8)
-        there = devices.placed(net, torch.device("cpu"), True)
-        torch.testing.assert_close(there(x), net(x))
+        torch.testing.assert_close(devices.placed(net, torch.device("cpu"), True)(x), net(x))
 
 
 def damaged(content: bytes, luck: random.Random) -> bytes:
@@ -159,7 +151,7 @@ def damaged(content: bytes, luck: random.Random) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def whole(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def whole(plain: Path, tmp_path_factory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("whole")
     net = nn.Sequential(nn.Conv3d(1, 2, 3), nn.BatchNorm3d(2))
     torch.save(net.state_dict(), folder / "net.pth")
@@ -186,19 +178,16 @@ def load_damaged(path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name",
-    mainly(["net.pth", "old.pth", "net.safetensors", "last.pt", "net.ts", "net.pt2"], 2, 3),
+    "name", mainly(["net.pth", "old.pth", "net.safetensors", "last.pt", "net.ts", "net.pt2"], 2, 3)
 )
-def test_damaged_files_are_refused_in_a_sentence(
-    name: str, whole: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_damaged_files_are_refused(name: str, whole: dict[str, bytes], tmp_path) -> None:
     path = tmp_path / name
     for seed in range(5):
         path.write_bytes(damaged(whole[name], random.Random(f"{name} {seed}")))
         load_damaged(path)
 
 
-def test_files_of_something_else_hold_no_weights(tmp_path: Path) -> None:
+def test_files_of_something_else_hold_no_weights(tmp_path) -> None:
     contents: dict[str, Any] = {
         "list": [1, 2],
         "empty": {},

@@ -1,7 +1,5 @@
 """Chromium without a window, spoken to over two pipes: no driver, no port, no library."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -10,7 +8,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -26,7 +24,6 @@ class Browser:
     """A browser with one page."""
 
     def __init__(self, profile: Path, gpu: str = "--disable-gpu") -> None:
-        assert CHROMIUM is not None
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
         flags = f"--headless --no-sandbox {gpu} --remote-debugging-pipe --no-first-run"
@@ -48,7 +45,7 @@ class Browser:
         for domain in ("Page", "Network", "Log", "Runtime"):
             self.call(f"{domain}.enable")
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,8 +62,7 @@ class Browser:
         while (answer := self._next()).get("id") != number:
             self.events.append(answer)
         assert "error" not in answer, answer
-        result: dict[str, Any] = answer["result"]
-        return result
+        return answer["result"]
 
     def _next(self) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE_S
@@ -77,8 +73,7 @@ class Browser:
                 assert piece, "the browser has ended"
                 self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\0")
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return json.loads(line)
 
     def open(self, page: Path) -> None:
         """Load a file, and wait until it is loaded."""

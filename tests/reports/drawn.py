@@ -1,7 +1,5 @@
 """What a figure holds, for tests: its series by their labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

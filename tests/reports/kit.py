@@ -1,7 +1,5 @@
 """Made-up launches of a model, and the CSV that the seed wrote of some."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Readers of reports, and folders of runs as ``infer`` leaves them."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

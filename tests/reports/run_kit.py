@@ -1,15 +1,12 @@
 """Runs as they lie on disk, of every source that a page of runs reads."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record
+from penstock.instruments import Ledger, Record
 from penstock.reports.runs.catalogue import Catalogue
 from penstock.scaling import runs_of_others
 

@@ -1,7 +1,5 @@
 """The page of runs as a user starts it: a process, and the address that it prints."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal
@@ -58,7 +56,6 @@ def served(*words: object) -> Iterator[Served]:
         command(*words, "--port", 0), env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None and process.stderr is not None
     try:
         line = process.stdout.readline()
         assert line.startswith("http://localhost:"), line + process.stderr.read()

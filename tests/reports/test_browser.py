@@ -1,7 +1,5 @@
 """Reports in a real browser: nothing is asked for, nothing complains, tables sort."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import re
@@ -11,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.reports.content import Chapter, Report
-from penstock.reports.html import html_page
+from penstock.reports import Chapter, Report, Section, html_page, report_of_records
 from penstock.reports.infer.report import report_of_run
-from penstock.reports.ledger_report import report_of_records
-from penstock.reports.table import Section
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.study_text import report_of_scaling
 
@@ -33,12 +28,17 @@ pytestmark = pytest.mark.slow
 FIRST = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[{}].textContent)"
 
 
-def test_a_page_of_a_sweep_sorts_its_tables(browser: Browser, tmp_path: Path) -> None:
-    page = tmp_path / "sweep.html"
-    page.write_text(
-        html_page(report_of_records(sized({(32, 1): 4, (64, 1): 12, (128, 1): 950}), "s"))
-    )
+def shown(browser: Browser, folder: Path, report: Report) -> Path:
+    """The report as a page that is open in the browser."""
+    page = folder / "page.html"
+    page.write_text(html_page(report))
     browser.open(page)
+    return page
+
+
+def test_a_page_of_a_sweep_sorts_its_tables(browser: Browser, tmp_path) -> None:
+    times = {(32, 1): 4, (64, 1): 12, (128, 1): 950}
+    page = shown(browser, tmp_path, report_of_records(sized(times), "s"))
     assert browser.requests() == [page.as_uri()] and browser.complaints() == []
     assert browser.run(FIRST.format(2)) == ["4.00 ms", "12.0 ms", "950 ms"]
     browser.run("document.querySelectorAll('th button')[2].click()")
@@ -50,26 +50,22 @@ def test_a_page_of_a_sweep_sorts_its_tables(browser: Browser, tmp_path: Path) ->
     assert browser.complaints() == []
 
 
-def test_a_cell_is_sorted_by_its_quantity(browser: Browser, tmp_path: Path) -> None:
+def test_a_cell_is_sorted_by_its_quantity(browser: Browser, tmp_path) -> None:
     rising = ["12.3 ms", "1.2 - 1.4", "1 min 34 s", "1,234", "8 h 1 min", "316 k", "1.5 MB/s",
               "646 MiB", "ok", "-", ""]  # fmt: skip
     table = [("value", "n"), *((text, str(n)) for n, text in enumerate(reversed(rising)))]
-    page = tmp_path / "page.html"
-    page.write_text(html_page(Report("t", ["v."], [], [Chapter("c", [Section("s", table)])])))
-    browser.open(page)
+    shown(browser, tmp_path, Report("t", ["v."], [], [Chapter("c", [Section("s", table)])]))
     browser.run("document.querySelector('th button').click()")
     assert browser.run(FIRST.format(0))[:8] == rising[:8]
     assert browser.run("document.querySelectorAll('td.words').length") == 0
     assert browser.complaints() == []
 
 
-def test_a_page_of_a_run_fits_a_phone_and_a_dark_screen(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_of_a_run_fits_a_phone_and_a_dark_screen(browser: Browser, tmp_path) -> None:
     folder = run_folder(tmp_path / "a.penstock", {"read": (8.0, 1.0, 1), "forward": (5.0, 4.0, 1)})
-    page = tmp_path / "run.html"
-    page.write_text(html_page(report_of_run(folder)))
     browser.call("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=2,
                  mobile=True)  # fmt: skip
-    browser.open(page)
+    shown(browser, tmp_path, report_of_run(folder))
     assert browser.run("document.documentElement.scrollWidth") <= 360
     light = browser.run("getComputedStyle(document.body).backgroundColor")
     ink = "getComputedStyle(document.querySelector('svg text')).fill"
@@ -83,10 +79,8 @@ def test_a_page_of_a_run_fits_a_phone_and_a_dark_screen(browser: Browser, tmp_pa
     assert browser.complaints() == []
 
 
-def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) -> None:
-    page = tmp_path / "hostile.html"
-    page.write_text(html_page(hostile_report(tmp_path)))
-    browser.open(page)
+def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path) -> None:
+    page = shown(browser, tmp_path, hostile_report(tmp_path))
     assert browser.requests() == [page.as_uri()] and browser.complaints() == []
     assert browser.run("document.images.length") == 0
     assert browser.run("[...document.scripts].filter(each => !each.type).length") == 1
@@ -96,19 +90,14 @@ def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) ->
     assert browser.run("window.ran === undefined") is True
 
 
-def test_without_a_script_all_is_readable(browser: Browser, tmp_path: Path) -> None:
-    page = tmp_path / "plain.html"
-    page.write_text(html_page(report_of_records(sized({(32, 1): 4, (64, 1): 12}), "s")))
+def test_without_a_script_all_is_readable(browser: Browser, tmp_path) -> None:
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
-        browser.open(page)
+        shown(browser, tmp_path, report_of_records(sized({(32, 1): 4, (64, 1): 12}), "s"))
         assert browser.run("document.querySelectorAll('th button').length") == 0
         assert browser.run(FIRST.format(0)) == ["32", "64"]
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
-
-
-# --- every kind of report -------------------------------------------------------------------------
 
 
 def _suite(folder: Path) -> Report:
@@ -141,10 +130,8 @@ KINDS: Mapping[str, Callable[[Path], Report]] = {
     not AXE.is_file(), reason="axe-core is not installed: npm install --no-save axe-core"
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path: Path, kind: str) -> None:
-    page = tmp_path / "page.html"
-    page.write_text(html_page(KINDS[kind](tmp_path)))
-    browser.open(page)
+def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path, kind: str) -> None:
+    shown(browser, tmp_path, KINDS[kind](tmp_path))
     assert browser.until("document.querySelectorAll('figure svg').length") > 0
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -152,8 +139,6 @@ def test_readers_who_do_not_see_find_their_way(browser: Browser, tmp_path: Path,
         assert browser.axe(AXE.read_text()) == []
     browser.call("Emulation.setEmulatedMedia", features=[])
 
-
-# --- on paper -------------------------------------------------------------------------------------
 
 A4 = {"width": 718, "height": 1000, "deviceScaleFactor": 1, "mobile": True}
 """What is between the margins, in CSS pixels."""
@@ -182,10 +167,8 @@ def printed(browser: Browser) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_print_is_light_and_whole(browser: Browser, tmp_path: Path, kind: str) -> None:
-    page = tmp_path / "page.html"
-    page.write_text(html_page(KINDS[kind](tmp_path)))
-    browser.open(page)
+def test_a_print_is_light_and_whole(browser: Browser, tmp_path, kind: str) -> None:
+    page = shown(browser, tmp_path, KINDS[kind](tmp_path))
     sheets = printed(browser)
     style = page.read_text().partition("prefers-color-scheme: dark")[2].partition("}")[0]
     paper, ink = (re.findall(rf"--{name}: (#\w+)", style)[0] for name in ("paper", "ink"))
@@ -200,11 +183,9 @@ def test_a_print_is_light_and_whole(browser: Browser, tmp_path: Path, kind: str)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_long_table_has_its_head_on_every_sheet(browser: Browser, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
+def test_a_long_table_has_its_head_on_every_sheet(browser: Browser, tmp_path) -> None:
     cases = {(32 * side, batch): side * batch for side in range(1, 41) for batch in (1, 2)}
-    page.write_text(html_page(report_of_records(sized(cases), "s")))
-    browser.open(page)
+    shown(browser, tmp_path, report_of_records(sized(cases), "s"))
     browser.run("document.querySelectorAll('header, ul, .figures').forEach(each => each.remove())")
     mark = f"document.querySelectorAll('th').forEach(each => each.style.color = '{MARKED}')"
     browser.run(mark)

@@ -1,7 +1,5 @@
 """Verdicts on two runs: how often they are wrong, what they refuse, what they say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -56,9 +54,6 @@ def verdicts(*args: Any, **options: Any) -> list[str]:
     return [row.verdict for row in judged(*args, **options).rows]
 
 
-# --- how often it is wrong ----------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("threshold", [None, 1e-6])
 def test_false_alarms_of_five_launches_against_five(threshold: float | None) -> None:
@@ -95,9 +90,7 @@ def neighbours_alike(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "part"), [(5, 0.65), (8, 0.4)])
-def test_false_alarms_on_a_machine_whose_speed_wanders(
-    n: int, part: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_false_alarms_on_a_machine_whose_speed_wanders(n: int, part: float, monkeypatch) -> None:
     """A permutation test takes launches to be independent. Halves of a side's own launches, and how
     alike neighbours are, tell where they are not; a change of 10 % on a quiet machine is found."""
     runs = 40
@@ -131,8 +124,7 @@ def test_halves_that_differ_as_much_are_named() -> None:
 
 def test_launches_are_taken_in_the_order_of_time() -> None:
     """Whatever the order of the records: neighbours in time are alike."""
-    rng = np.random.default_rng(7)
-    a, b = neighbours_alike(rng, 8, 0.3)
+    a, b = neighbours_alike(np.random.default_rng(7), 8, 0.3)
     timed = [r.model_copy(update={"time": f"2026-01-01T10:{i:02}"}) for i, r in enumerate(a + b)]
     one, other = timed[:8], timed[8:]
     assert judged(one, other).rows == judged(one[::-1], other[3:] + other[:3]).rows
@@ -162,7 +154,6 @@ def test_a_verdict_never_goes_against_its_interval() -> None:
         )
     )
     row = judged(a, b).rows[0]  # the permutation test alone, which looks at means, is sure
-    assert row.ratio is not None and row.p is not None
     assert row.p <= 0.05 and not row.ratio.excludes(1)
     assert row.verdict == "inconclusive"
 
@@ -183,9 +174,6 @@ def test_one_large_change_among_many_cases_is_found_and_named() -> None:
     assert "batch=7" in comparison.sentence()
 
 
-# --- the threshold ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("noise", "low", "high", "said"),
     [
@@ -194,9 +182,7 @@ def test_one_large_change_among_many_cases_is_found_and_named() -> None:
         (0.3, 0.10, 0.10, "the most"),
     ],
 )
-def test_the_threshold_is_the_noise_between_halves(
-    noise: float, low: float, high: float, said: str
-) -> None:
+def test_the_threshold_is_the_noise(noise: float, low: float, high: float, said: str) -> None:
     rng = np.random.default_rng(0)
     comparison = judged(launches(rng, noise=noise), launches(rng, noise=noise))
     assert low <= comparison.threshold <= high
@@ -211,9 +197,6 @@ def test_the_halves_of_four_launches_by_hand() -> None:
     few = judged(a[:3], a[:3])
     assert few.threshold == 0.02
     assert few.threshold_source == "the least; too few launches to measure noise"
-
-
-# --- how many launches --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,9 +215,6 @@ def test_few_launches_say_so(n: int, m: int, verdict: str, said: str) -> None:
     assert row.verdict == verdict
     assert said in row.reason
     assert (row.a_launches, row.b_launches) == (n, m)
-
-
-# --- launches that failed -----------------------------------------------------------------------
 
 
 def side(word: str) -> list[Record]:
@@ -277,18 +257,14 @@ def test_cases_that_fail_alike_are_the_same() -> None:
 
 
 def test_every_failure_has_words() -> None:
-    statuses = Record.model_json_schema()["properties"]["status"]["enum"]
-    assert {"ok", *FAILED} == set(statuses)
+    assert {"ok", *FAILED} == set(Record.model_json_schema()["properties"]["status"]["enum"])
 
 
 def test_launches_that_never_settled_are_told() -> None:
-    rng = np.random.default_rng(0)
-    a = launches(rng, noise=1e-3)
+    a = launches(np.random.default_rng(0), noise=1e-3)
     b = [r.model_copy(update={"warmup": Warmup(settled=i > 1)}) for i, r in enumerate(a)]
     assert judged(a, b).rows[0].reason.endswith("; B: 2 of 5 launches never settled")
 
-
-# --- what is not comparable ---------------------------------------------------------------------
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "machine": (
@@ -300,10 +276,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"facts": {"structure": "abd"}},
         "the structure of the model is abc and abd (model)",
     ),
-    "work": (
-        {"work": {"samples": 1, "pixels": 65537}},
-        "a step is 65536 and 65537 pixels (model)",
-    ),
+    "work": ({"work": {"samples": 1, "pixels": 65537}}, "a step is 65536 and 65537 pixels (model)"),
 }
 
 
@@ -386,9 +359,6 @@ def test_another_metric() -> None:
     assert row.reason == "5 launches of A and 0 of B measured this"
 
 
-# --- words --------------------------------------------------------------------------------------
-
-
 def test_cases_of_one_side_are_named_by_what_tells_them_apart() -> None:
     a = [record(), record(knobs={"tile": "384"}), record(knobs={"amp": True})]
     comparison = judged(a, [record(), record(knobs={"batch": 8})])
@@ -403,7 +373,6 @@ def test_the_sentence_is_computed() -> None:
     b = [record([1.5 + i / 1000], i) for i in range(5)]
     compared = judged(a, b)
     ratio = compared.rows[0].ratio
-    assert ratio is not None
     ends = f"[{ratio.low:.3f} to {ratio.high:.3f}]"
     assert compared.sentence() == (
         f"1 case, B against A: 1 slower (model, 1.499 {ends} times as long); "
@@ -411,9 +380,6 @@ def test_the_sentence_is_computed() -> None:
         "threshold 2.0 % (the least; halves of the same launches differ by 0.25 %)."
     )
     assert compared.rows[0].reason == f"B takes 1.499 {ends} times as long, p 0.0079; beyond 2.0 %"
-
-
-# --- the command --------------------------------------------------------------------------------
 
 
 def run(*words: object) -> int:
@@ -427,16 +393,14 @@ def store(folder: Path, records: Iterable[Record]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def sides(tmp_path_factory) -> tuple[Path, Path]:
     """Two ledgers that no test adds to."""
     folder, rng = tmp_path_factory.mktemp("ledgers"), np.random.default_rng(0)
     a = launches(rng, noise=1e-3) + launches(rng, noise=1e-3, knobs={"amp": True}, level=0.5)
     return store(folder / "a", a), store(folder / "b", launches(rng, noise=1e-3, level=1.2))
 
 
-def test_the_command_as_a_gate(
-    sides: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_as_a_gate(sides: tuple[Path, Path], tmp_path, capsys) -> None:
     a, b = sides
     assert run(a, b, "--json", tmp_path / "out.json") == 1
     out = capsys.readouterr().out
@@ -451,9 +415,7 @@ def test_the_command_as_a_gate(
     assert run(a, b, "--fail-if-slower", 0.5) == 0
 
 
-def test_unlike_machines_end_with_four(
-    sides: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unlike_machines_end_with_four(sides: tuple[Path, Path], tmp_path, capsys) -> None:
     other = launches(np.random.default_rng(0), environment={"machine_key": "there"})
     there = store(tmp_path / "there", other)
     assert run(sides[0], there) == 4
@@ -465,9 +427,7 @@ def test_unlike_machines_end_with_four(
     assert "Not compared: the launches ran on 2 machines, here and there (amp=false)." in out
     assert "1 case, B against A: 1 same, 1 not comparable" in out
     assert run(sides[0], there, "--anyway") == 0
-    assert "Compared although not comparable: the launches ran on 2 machines" in (
-        capsys.readouterr().out
-    )
+    assert "although not comparable: the launches ran on 2 machines" in (capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -477,9 +437,7 @@ def test_unlike_machines_end_with_four(
         (["--fail-if-slower", "fast"], "--fail-if-slower: 'fast' is not a share such as"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    sides: tuple[Path, Path], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(sides: tuple[Path, Path], words: list[str], message: str, capsys) -> None:
     assert run(*sides, *words) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -1,9 +1,6 @@
 """The CSV of a benchmark of models survives everything: the seed's, torn lines, full disks."""
 
-from __future__ import annotations
-
 import csv
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +17,7 @@ from .kit import MEASURED, SEED_CSV, launch, sweep
 COLUMNS = MODEL_COLUMNS.names
 
 
-def test_a_new_file_reads_back(tmp_path: Path) -> None:
+def test_a_new_file_reads_back(tmp_path) -> None:
     path = tmp_path / "logs" / "bench.csv"
     append_csv("model", sweep(MEASURED), path, timestamp="2026-11-21T15:00:00")
     rows = rows_of(path)
@@ -33,7 +30,7 @@ def test_a_new_file_reads_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("logs/*")] == ["bench.csv"]
 
 
-def test_appending_leaves_what_is_there(tmp_path: Path) -> None:
+def test_appending_leaves_what_is_there(tmp_path) -> None:
     path = tmp_path / "bench.csv"
     append_csv("model", sweep(MEASURED), path)
     before = path.read_bytes()
@@ -43,7 +40,7 @@ def test_appending_leaves_what_is_there(tmp_path: Path) -> None:
     assert rows_of(path)[4]["total_time_ms"] == "30"
 
 
-def test_the_seeds_own_file_is_upgraded_in_place(tmp_path: Path) -> None:
+def test_the_seeds_own_file_is_upgraded_in_place(tmp_path) -> None:
     path = tmp_path / "bench.csv"
     path.write_bytes(SEED_CSV.encode())
     path.chmod(0o640)
@@ -69,7 +66,7 @@ NOTHING = dict.fromkeys(COLUMNS, "")
     data=st.data(),
 )
 def test_whatever_the_header_nothing_is_lost(
-    tmp_path_factory: pytest.TempPathFactory, columns: list[str], data: st.DataObject
+    tmp_path_factory, columns: list[str], data: st.DataObject
 ) -> None:
     header = [*columns, *({"tile_size", "batch_size"} - set(columns))]
     fields = st.text("a1 ,;\"'\n\té\u2028\U0001f600", max_size=6)
@@ -88,7 +85,7 @@ def test_whatever_the_header_nothing_is_lost(
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, 150])
-def test_a_torn_last_line_is_cut_off_or_ended(tmp_path: Path, cut: int) -> None:
+def test_a_torn_last_line_is_cut_off_or_ended(tmp_path, cut: int) -> None:
     path = tmp_path / "bench.csv"
     append_csv("model", sweep(MEASURED), path)
     path.write_bytes(path.read_bytes()[:-cut])
@@ -108,9 +105,7 @@ def test_a_torn_last_line_is_cut_off_or_ended(tmp_path: Path, cut: int) -> None:
         (SEED_CSV.encode() + b"1,2\n256,1\n", r"line 4: 2 fields under a header of 13"),
     ],
 )
-def test_what_is_no_benchmark_is_refused_untouched(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_what_is_no_benchmark_is_refused_untouched(tmp_path, content: bytes, message: str) -> None:
     path = tmp_path / "bench.csv"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"bench\.csv.*{message}"):
@@ -118,7 +113,7 @@ def test_what_is_no_benchmark_is_refused_untouched(
     assert path.read_bytes() == content and [*tmp_path.iterdir()] == [path]
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -132,7 +127,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_a_place_that_cannot_be_written_and_a_link(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_and_a_link(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
         append_csv("model", [launch()], tmp_path / "file" / "bench.csv")

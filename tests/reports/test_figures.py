@@ -1,7 +1,5 @@
 """Plots: what is drawn is what the file says, gaps included."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json
@@ -61,10 +59,7 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-# --- rows and metrics.json ----------------------------------------------------------------------
-
-
-def test_rows_are_drawn_as_they_are(tmp_path: Path) -> None:
+def test_rows_are_drawn_as_they_are(tmp_path) -> None:
     figures = metrics_figures(write_rows(tmp_path / "m.jsonl"))
     assert [*figures] == [
         *("cpu", "ram", "prep", "write-0", "blocks_done"),
@@ -88,9 +83,8 @@ def test_rows_are_drawn_as_they_are(tmp_path: Path) -> None:
     assert y_of(figures["vram"], "GPU 0 A10G") == [n * MIB for n in range(6)]
 
 
-def test_the_mean_is_of_what_is_there_and_smoothing_keeps_the_raw_line(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "m.jsonl")
-    figures = metrics_figures(rows, mean=True, smooth=3)
+def test_the_mean_is_of_what_is_there_and_smoothing_keeps_the_raw_line(tmp_path) -> None:
+    figures = metrics_figures(write_rows(tmp_path / "m.jsonl"), mean=True, smooth=3)
     assert series_of(figures["cpu"], "CPU").label == "CPU, mean 300 %"
     labels = {each.label for each in figures["net_io"].panels[0].series}
     assert {"sent, mean 15.0 MiB/s", "received, mean 18.0 MiB/s"} <= labels
@@ -110,9 +104,8 @@ def test_rolling_mean_is_the_mean_of_the_window(samples: int) -> None:
         assert np.isnan(value) if np.isnan(y[at]) else value == pytest.approx(np.nanmean(window))
 
 
-def test_the_reference_shape_draws_the_same_lines(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "m.jsonl")
-    export_reference(rows, tmp_path / "metrics.json")
+def test_the_reference_shape_draws_the_same_lines(tmp_path) -> None:
+    export_reference(write_rows(tmp_path / "m.jsonl"), tmp_path / "metrics.json")
     figures = metrics_figures(tmp_path / "metrics.json")
 
     assert figures.keys() == {"cpu", "ram", "prep", "write-0", "net_io", "disk_io"}
@@ -125,7 +118,7 @@ def test_the_reference_shape_draws_the_same_lines(tmp_path: Path) -> None:
     assert y_of(figures["disk_io"], "machine write") == [n * MIB for n in (4, 8, 16, 20)]
 
 
-def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
+def test_a_reference_file_with_nulls_and_nothing_else(tmp_path) -> None:
     samples = [{"t_rel_s": 0.0, "size": None}, {"t_rel_s": 600.0, "size": 2}]
     queues = {"prep": {"max_size": 4, "samples": samples}, "idle": {"max_size": 4, "samples": []}}
     path = tmp_path / "metrics.json"
@@ -150,16 +143,13 @@ def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
         ('{"schema": 1, "queues": {"prep": 4}, "cpu_count": 2}\n{"t": 0, "cp', "no sample"),
     ],
 )
-def test_a_file_with_nothing_to_draw_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_with_nothing_to_draw_is_refused(tmp_path, text: str, message: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
     with pytest.raises(UsageError, match=rf"metrics\.json holds {message}"):
         metrics_figures(tmp_path / "metrics.json")
 
 
-# --- nvidia-smi ---------------------------------------------------------------------------------
-
-
-def test_gpu_csv(tmp_path: Path) -> None:
+def test_gpu_csv(tmp_path) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV)
     figures = metrics_figures(tmp_path / "gpu.csv")
     assert [*figures] == ["gpu_util", "vram"]
@@ -181,16 +171,14 @@ def test_gpu_csv(tmp_path: Path) -> None:
         ("Unable to determine the device handle\n", 100, "1 line unreadable"),
     ],
 )
-def test_a_line_that_is_torn_or_none_is_left_out(
-    tmp_path: Path, tail: str, last: float, note: str
-) -> None:
+def test_a_torn_line_or_none_is_left_out(tmp_path, tail: str, last: float, note: str) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV + tail)
     figures = metrics_figures(tmp_path / "gpu.csv")
     assert y_of(figures["gpu_util"], "GPU 0 NVIDIA A10G")[-1] == last
     assert note in figures["vram"].note
 
 
-def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_gpus_are_in_the_order_of_their_numbers(tmp_path) -> None:
     gpus = (0, 2, 10)
     lines = [f"2025/09/12 00:00:00, {i}, A10G, {i} MiB, {i} %\n" for i in gpus]
     (tmp_path / "gpu.csv").write_text(GPU_CSV.partition("\n")[0] + "\n" + "".join(lines))
@@ -200,7 +188,7 @@ def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_one_column_is_enough(tmp_path: Path) -> None:
+def test_one_column_is_enough(tmp_path) -> None:
     (tmp_path / "gpu.csv").write_text(
         "timestamp, utilization.gpu [%]\n2025/09/12 00:00:00.000, 40 %\n"
     )
@@ -213,13 +201,10 @@ def test_one_column_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a, b\n1, 2\n", "timestamp, index\n2025/09/12 00:00:00, 0\n"])
-def test_a_csv_without_the_columns_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_csv_without_the_columns_is_refused(tmp_path, text: str) -> None:
     (tmp_path / "gpu.csv").write_text(text)
     with pytest.raises(UsageError, match=r"gpu\.csv has no column timestamp, or neither"):
         metrics_figures(tmp_path / "gpu.csv")
-
-
-# --- before and after ---------------------------------------------------------------------------
 
 
 def test_before_after() -> None:
@@ -245,9 +230,6 @@ def test_before_after() -> None:
 def test_before_after_wants_two_images_of_one_shape(images: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="two 2-D images of one shape"):
         before_after_figure(images, "")
-
-
-# --- on a page and on paper ---------------------------------------------------------------------
 
 
 def everything() -> Figure:
@@ -286,8 +268,7 @@ def test_a_figure_on_paper_draws_no_formula() -> None:
     texts = [text for text in drawn.findobj(Text) if "$" in text.get_text()]
     ours = [text for text in texts if text.get_text() in ("title $x$", "$e$", "$t$")]
     assert len(ours) == 3 and not any(text.get_parse_math() for text in ours)
-    lines = drawn.axes[0].get_lines()
-    assert drawn.axes[0].get_ylabel() == "Bytes (B)" and len(lines) >= 4
+    assert drawn.axes[0].get_ylabel() == "Bytes (B)" and len(drawn.axes[0].get_lines()) >= 4
     assert drawn.axes[1].get_yscale() == "log"
 
 
@@ -297,9 +278,7 @@ def test_a_figure_on_paper_draws_no_formula() -> None:
      ("s", 500, ("min", 60.0)), ("s", 11_000, ("h", 3600.0)), ("s", 0, ("s", 1.0)),
      ("pixels/s", 3e6, ("M pixels/s", 1e6)), ("%", 99, ("%", 1.0))],
 )  # fmt: skip
-def test_values_have_a_unit_of_their_size(
-    unit: str, value: float, expected: tuple[str, float]
-) -> None:
+def test_values_have_fitting_units(unit: str, value: float, expected: tuple[str, float]) -> None:
     assert scale_of(unit, [value, np.nan]) == expected
 
 
@@ -315,9 +294,6 @@ def test_images_of_a_page_are_png() -> None:
         assert (np.asarray(Png.open(BytesIO(base64.b64decode(data)))) == image).all()
 
 
-# --- the verb -----------------------------------------------------------------------------------
-
-
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     verb.add_arguments(parser)
@@ -325,7 +301,7 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_verb_chooses_by_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_chooses_by_content(tmp_path, capsys) -> None:
     rows = write_rows(tmp_path / "anything.txt")
     (tmp_path / "gpu_metrics.csv").write_text(GPU_CSV)
 
@@ -344,13 +320,13 @@ def test_the_verb_chooses_by_content(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("text", ["tile_size,batch\n64,1\n", "", "\x89PNG\n"])
-def test_the_verb_names_what_it_knows(tmp_path: Path, text: str) -> None:
+def test_the_verb_names_what_it_knows(tmp_path, text: str) -> None:
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(UsageError, match=r"x\.csv begins with .* plot knows metrics .* and gpu"):
         run(str(tmp_path / "x.csv"))
 
 
-def test_the_verb_refuses_what_is_not_there_and_what_is_no_window(tmp_path: Path) -> None:
+def test_the_verb_refuses_what_is_not_there_and_what_is_no_window(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"none\.csv cannot be read: No such file"):
         run(str(tmp_path / "none.csv"))
     with pytest.raises(UsageError, match="--smooth -1"):

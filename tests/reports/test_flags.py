@@ -1,7 +1,5 @@
 """The flags that a report names: each stands beside the verb that has it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The verdict of a ledger of loaders or of queues: it turns with the records."""
 
-from __future__ import annotations
-
 import pytest
 
 from penstock.instruments.record import Record
@@ -68,8 +66,7 @@ def test_many_ladders_are_counted() -> None:
 
 def test_the_fastest_loader_is_named() -> None:
     slow = [record(i, 0.8, loader="zarr") for i in range(3)]
-    quick = [record(i, 0.4) for i in range(3)]
-    (line,) = loader_headlines([*slow, *quick])
+    (line,) = loader_headlines([*slow, *[record(i, 0.4) for i in range(3)]])
     assert line.startswith("Most samples a second of 2 cases: penstock, batch 4, 2 threads: 10.0,")
     (line,) = loader_headlines([*slow, *[record(i, 1.6) for i in range(3)]])
     assert "of 2 cases: zarr, batch 4" in line
@@ -85,10 +82,7 @@ def test_the_fastest_loader_is_named() -> None:
     ("read", "said"),
     [
         (2.66, "Bound by reading: a batch comes every 2.66 s [2.66 s - 2.66 s, 42 batches] and a "),
-        (
-            0.5,
-            "Bound by computing: a batch comes every 500 ms [500 ms - 500 ms, 42 batch",
-        ),
+        (0.5, "Bound by computing: a batch comes every 500 ms [500 ms - 500 ms, 42 batch"),
     ],
 )
 def test_a_queue_is_bound_by_reading_or_by_computing(read: float, said: str) -> None:

@@ -1,7 +1,5 @@
 """A report as HTML: whole in itself, safe with any text, the same content as Markdown and JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,12 +8,8 @@ import pytest
 
 from penstock.base.errors import Refused, UsageError
 from penstock.cli import main
-from penstock.reports import html
+from penstock.reports import Section, html, html_page, report_of_records, write_report
 from penstock.reports.content import Chapter, Report, json_page, markdown_page
-from penstock.reports.html import html_page
-from penstock.reports.ledger_report import report_of_records
-from penstock.reports.page import write_report
-from penstock.reports.table import Section
 
 from .kit import launch, sized, sweep
 from .pages import HOSTILE, Page, page_of
@@ -45,9 +39,6 @@ def swept() -> Report:
 @pytest.fixture(scope="module")
 def swept_page(swept: Report) -> Page:
     return page_of(swept)
-
-
-# --- what it says -------------------------------------------------------------------------------
 
 
 def test_a_sweep_is_a_page_with_its_verdict_first(swept_page: Page) -> None:
@@ -103,16 +94,11 @@ def test_the_three_forms_say_the_same(swept: Report, swept_page: Page) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.slow
-def test_too_many_figures_are_counted_and_left_out(
-    swept: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_figures_are_counted_and_left_out(swept: Report, monkeypatch) -> None:
     monkeypatch.setattr(html, "MOST_FIGURES", 1)
     page = page_of(Report("t", ["v."], [], [*swept.chapters, *swept.chapters]))
     assert sum("data-figure" in attrs for _, attrs in page.elements) == 1
     assert "1 of 1 figures are left out" in page.text
-
-
-# --- what it asks for, and what runs in it ------------------------------------------------------
 
 
 def test_it_asks_for_nothing_and_runs_one_script(swept_page: Page) -> None:
@@ -148,7 +134,7 @@ def hostile_report(folder: Path) -> Report:
                   [file])  # fmt: skip
 
 
-def test_what_others_named_is_text_everywhere(tmp_path: Path) -> None:
+def test_what_others_named_is_text_everywhere(tmp_path) -> None:
     report = hostile_report(tmp_path)
     text = html_page(report)
     page = Page(text)
@@ -179,24 +165,20 @@ def test_texts_of_any_length_are_cut() -> None:
     assert len(json.dumps(json_page(report))) < 50_000
 
 
-def test_no_key_gets_into_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_gets_into_a_page(monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     text = html_page(plain(verdict=["of env-secret-value and https://me:hunter2word@host/"]))
     assert "env-secret-value" not in text and "hunter2word" not in text
 
 
-# --- files --------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("undrawn")
-def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_file_of_each_kind(tmp_path, capsys) -> None:
     records = str(ledger(tmp_path / "s.jsonl", sized({(32, 1): 4.0})))
     for name in ("a.html", "a.json", "a.md"):
         assert main(["report", records, "--output", str(tmp_path / name)]) == 0
     assert Page((tmp_path / "a.html").read_text()).text.count("For throughput") == 1
     assert json.loads((tmp_path / "a.json").read_text())["format"] == "penstock-report"
-    markdown = (tmp_path / "a.md").read_text()
-    assert "![a_model](a_model.png)" in markdown
+    assert "![a_model](a_model.png)" in (tmp_path / "a.md").read_text()
     assert (tmp_path / "a_model.png").read_bytes()[:4] == b"\x89PNG"
     capsys.readouterr()
     assert main(["report", records, "--output", str(tmp_path / "a.html")]) == 2
@@ -215,9 +197,7 @@ def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_a_large_sweep_is_a_small_page() -> None:
-    many = {
-        (32 * tile, batch): tile * batch / 100 for tile in range(1, 11) for batch in range(1, 11)
-    }
+    many = {(32 * a, b): a * b / 100 for a in range(1, 11) for b in range(1, 11)}
     text = html_page(report_of_records(sized(many), "sweep.ledger"))
     assert len(text) < 1_500_000
     assert Page(text).text.count("%") > 10

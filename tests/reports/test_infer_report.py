@@ -1,7 +1,5 @@
 """A run of inference as a report: each sentence follows from the record, and turns with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,11 @@ import pytest
 
 from penstock.cli import main
 from penstock.inference import run_inference
+from penstock.reports import Catalogue, joined, places_of, reports_of_places
 from penstock.reports.charts.chart import greys
 from penstock.reports.infer.job_files import InferenceRun
 from penstock.reports.infer.pictures import output_pictures
 from penstock.reports.infer.report import report_of_run
-from penstock.reports.places import joined, places_of, reports_of_places
-from penstock.reports.runs.catalogue import Catalogue
 
 from ..later import imported_later
 from .pages import HOSTILE, page_of, run_folder, text_of
@@ -30,7 +27,7 @@ def verdict(folder: Path, stages: Any = READ, **changes: Any) -> list[str]:
     return list(report_of_run(run_folder(folder, stages, **changes)).verdict)
 
 
-def test_the_verdict_names_the_bound_the_gain_and_the_waiting(tmp_path: Path) -> None:
+def test_the_verdict_names_the_bound_the_gain_and_the_waiting(tmp_path) -> None:
     run = {"name": "mine", "tags": {"study": "a", "who": "me"}}
     report = report_of_run(run_folder(tmp_path / "a", READ, run=run))
     assert report.about[0] == "mine, tagged study=a and who=me"
@@ -48,7 +45,7 @@ def test_the_verdict_names_the_bound_the_gain_and_the_waiting(tmp_path: Path) ->
     assert rest[2] == "Peak memory 219 MiB is within the plan's 400 MiB, 55% of it [20 readings]."
 
 
-def test_every_sentence_of_it_turns_with_the_record(tmp_path: Path) -> None:
+def test_every_sentence_of_it_turns_with_the_record(tmp_path) -> None:
     busier = READ | {"forward": (8.0, 2.0, 1)}
     first, second, *_ = verdict(tmp_path / "a", busier)
     assert "at most 1.1x: then forward would be the limit" in first and "waited 20%" in second
@@ -65,7 +62,7 @@ def test_every_sentence_of_it_turns_with_the_record(tmp_path: Path) -> None:
     assert memory == "The peak of memory is not known: it was not sampled."
 
 
-def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> None:
+def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path) -> None:
     report = report_of_run(run_folder(tmp_path / "a"))
     assert report.verdict[0].startswith("Not done: killed: 0 of 4 blocks are written (0.0%)")
     assert "What limited it is not known" in report.verdict[1]
@@ -74,7 +71,7 @@ def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_faults_and_what_nothing_is_known_of(tmp_path: Path) -> None:
+def test_faults_and_what_nothing_is_known_of(tmp_path) -> None:
     clipped = [
         {"head": "out", "output": HOSTILE, "dtype": "uint16", "clipped": 500, "values": 1000}
     ]
@@ -93,9 +90,7 @@ def test_faults_and_what_nothing_is_known_of(tmp_path: Path) -> None:
     assert "How much of the machine it used is not known" in text
 
 
-def test_explain_prints_the_verdict_with_names_as_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_prints_the_verdict_with_names_as_text(tmp_path, capsys) -> None:
     folder = run_folder(tmp_path / "a", READ, run={"name": HOSTILE}, cpu_seconds=12.0)
     code = main(["explain", str(folder)])
     out, err = capsys.readouterr()
@@ -106,12 +101,7 @@ def test_explain_prints_the_verdict_with_names_as_text(
     assert main(["explain", str(tmp_path / "nothing")]) == 2
 
 
-# --- what is named ------------------------------------------------------------------------------
-
-
-def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_named_by_its_output_and_a_folder_is_searched(tmp_path, capsys) -> None:
     run_folder(tmp_path / "runs" / "a.zarr.penstock", READ)
     run_folder(tmp_path / "runs" / "b.zarr.penstock", READ | {"forward": (9.9, 0.0, 1)})
     (tmp_path / "runs" / "a.zarr" / "inner.penstock").mkdir(parents=True)
@@ -140,9 +130,7 @@ def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
         assert said in capsys.readouterr().err
 
 
-def test_a_folder_that_somebody_changed_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_somebody_changed_is_refused_in_a_sentence(tmp_path, capsys) -> None:
     for number, changes in enumerate(({"seconds": "ten"}, {"voxels": None}, {"blocks_written": "a"},
                                       {"workers": ["a"]}, {"run": {"fingerprint": [1]}},
                                       {"run": {"plan": 7}})):  # fmt: skip
@@ -153,7 +141,7 @@ def test_a_folder_that_somebody_changed_is_refused_in_a_sentence(
         assert not (tmp_path / f"{number}.json").exists()
 
 
-def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
+def test_a_run_of_infer_as_it_is(tmp_path) -> None:
     """From a real run, with its plan and trace."""
     store, trace = tmp_path / "out.zarr", tmp_path / "trace.json"
     np.save(tmp_path / "in.npy", np.arange(24**3, dtype="uint16").reshape(24, 24, 24))
@@ -169,14 +157,13 @@ def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
     assert {"stages", "ram"} <= set(names)
     sections = {each["title"]: each for each in document["chapters"][0]["sections"]}
     sections.pop("What to change", None)  # it depends on the times of the stages
-    titles = "Stages, Memory, Seams, Faults and values, Settings"
-    assert list(sections) == titles.split(", ")
+    assert list(sections) == "Stages, Memory, Seams, Faults and values, Settings".split(", ")
     memory = sections["Memory"]["table"]
     assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
 
 
 @pytest.mark.slow
-def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
+def test_a_report_looks_at_the_output_of_its_run(tmp_path) -> None:
     out = tmp_path / "out.zarr"
     volume = np.random.default_rng(0).integers(0, 999, (48, 48, 48)).astype(np.uint16)
     zarr.save_array(tmp_path / "in.zarr", volume)
@@ -187,19 +174,17 @@ def test_a_report_looks_at_the_output_of_its_run(tmp_path: Path) -> None:
     before, after, difference = picture.draw().panels
     assert before.title == "input" and difference.title == "difference"
     low, high = np.percentile(volume[23], (0.5, 99.5))
-    assert after.image is not None
     assert (after.image.pixels == greys(volume[23], low, high)).all()
     (tmp_path / "out.zarr").rename(tmp_path / "moved.zarr")
     assert output_pictures(InferenceRun.read(Path(f"{out}.penstock"))) == []
     assert output_pictures(InferenceRun.read(run_folder(tmp_path / "a"))) == []  # it is not done
 
 
-def test_what_is_known_of_seams_is_told_and_drawn(tmp_path: Path) -> None:
+def test_what_is_known_of_seams_is_told_and_drawn(tmp_path) -> None:
     measured = {"by_distance": [0.02, 0.01], "low": [0.01, 0.0], "high": [0.03, 0.02], "places": 3,
                 "labels": False}  # fmt: skip
     plan = {"seams": "no overlap is exact: a layer", "seam_error": measured}
-    report = report_of_run(run_folder(tmp_path / "a", READ, run={"plan": plan}))
-    (chapter,) = report.chapters
+    (chapter,) = report_of_run(run_folder(tmp_path / "a", READ, run={"plan": plan})).chapters
     (seams,) = [section for section in chapter.sections if section.title == "Seams"]
     assert list(seams.sentences) == ["No overlap is exact: a layer."]
     (picture,) = [picture for picture in chapter.pictures if picture.name == "seams"]

@@ -1,7 +1,5 @@
 """The figure of a benchmark: every case of the CSV is in it, and nothing is joined that differs."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,10 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.reports import Axis, Figure, Panel, append_csv
 from penstock.reports.charts import model_chart as model
-from penstock.reports.charts.chart import Axis, Figure, Panel
 from penstock.reports.charts.model_chart import bench_figures, frontier
-from penstock.reports.page import append_csv
 
 from .drawn import known, series_of, texts_of
 from .kit import GIB, MEASURED, MIB, SEED_CSV, launch, sweep
@@ -38,13 +35,12 @@ def crosses(panel: Panel) -> int:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bench(tmp_path_factory) -> Path:
     """Four cases on a GPU, and one that did not fit."""
     tmp_path = tmp_path_factory.mktemp("bench")
     for (tile, batch), ms in MEASURED.items():
         memory = {"device_peak": tile * batch * MIB, "host_peak": 5 * GIB}
-        case = {"device": "cuda:0"}
-        records = sweep({(tile, batch): ms}, memory=memory, case=case)
+        records = sweep({(tile, batch): ms}, memory=memory, case={"device": "cuda:0"})
         append_csv("model", records, tmp_path / "bench.csv")
     oom = launch(512, 2, status="oom_device", case={"device": "cuda:0"}, memory={"host_peak": GIB})
     append_csv("model", [oom], tmp_path / "bench.csv")
@@ -57,12 +53,9 @@ def figure(bench: Path) -> Figure:
 
 
 @pytest.fixture
-def path(bench: Path, tmp_path: Path) -> Path:
+def path(bench: Path, tmp_path) -> Path:
     """A copy of the table to add to."""
     return Path(shutil.copy(bench, tmp_path))
-
-
-# --- panels -------------------------------------------------------------------------------------
 
 
 def test_memory_and_throughput_by_tile(figure: Figure) -> None:
@@ -92,7 +85,7 @@ def test_a_failure_is_drawn_in_every_panel_by_tile(figure: Figure) -> None:
     assert "2 OOM" in texts_of(figure.panels[TIME])
 
 
-def test_phases_stand_on_one_another(tmp_path: Path) -> None:
+def test_phases_stand_on_one_another(tmp_path) -> None:
     seconds = {"step": (0.1,), "forward": (0.03,), "backward": (0.05,), "optimizer": (0.02,)}
     append_csv("model", [launch(case={"mode": "train"}, samples_s=seconds)], tmp_path / "bench.csv")
     bars = [each for each in drawn(tmp_path / "bench.csv").panels[TIME].series if each.label]
@@ -111,7 +104,7 @@ def test_the_frontier(figure: Figure) -> None:
     assert frontier([]) == []
 
 
-def test_the_host_its_budget_and_a_halo_are_shown(tmp_path: Path) -> None:
+def test_the_host_its_budget_and_a_halo_are_shown(tmp_path) -> None:
     case = {"budget": 4 * GIB, "halo": 32}
     path = tmp_path / "bench.csv"
     append_csv("model", sweep(MEASURED, case=case, memory={"host_peak": 3 * GIB}), path)
@@ -123,9 +116,6 @@ def test_the_host_its_budget_and_a_halo_are_shown(tmp_path: Path) -> None:
     useful = 192**2 / MEASURED[256, 1] * 1e3
     assert curves(figure.panels[PIXELS])[0][0][1] == pytest.approx(useful, rel=1e-3)
     assert figure.title == "prithvi-refiner-tiny, inference, cpu, halo 32, budget 4.00 GiB"
-
-
-# --- files --------------------------------------------------------------------------------------
 
 
 def test_the_latest_row_of_a_case_is_drawn(path: Path) -> None:
@@ -140,7 +130,7 @@ def test_the_latest_row_of_a_case_is_drawn(path: Path) -> None:
     )
 
 
-def test_the_seeds_own_files_draw(tmp_path: Path) -> None:
+def test_the_seeds_own_files_draw(tmp_path) -> None:
     (tmp_path / "stage2_bench.csv").write_text(SEED_CSV)
     figure = drawn(tmp_path / "stage2_bench.csv")
     assert figure.title == "inference, cpu"
@@ -157,7 +147,7 @@ def test_the_seeds_own_files_draw(tmp_path: Path) -> None:
     assert figure.panels[MEMORY].y.name == "Peak device memory"
 
 
-def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path) -> None:
+def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path) -> None:
     records = [
         *sweep({(256, 1): 30.0}, memory={"host_peak": GIB}),
         launch(256, 1, 7, status="crash"),
@@ -177,7 +167,7 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
     ],
 )
 def test_what_differs_has_figures_of_its_own(
-    tmp_path: Path, others: list[dict[str, Any]], names: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path, others: list[dict[str, Any]], names: list[str], monkeypatch
 ) -> None:
     cells = list[int]()
     monkeypatch.setattr(model, "draw_bench", lambda label, group, source: cells.append(len(group)))
@@ -197,21 +187,14 @@ def test_what_differs_has_figures_of_its_own(
         ("tile_size,batch_size\n", "no row to plot"),
     ],
 )
-def test_a_table_of_which_nothing_can_be_drawn_is_refused(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_a_table_with_nothing_to_draw_is_refused(text: str, message: str, tmp_path) -> None:
     (tmp_path / "bench.csv").write_text(text)
     with pytest.raises(UsageError, match=rf"bench\.csv (has|holds) {message}"):
         bench_figures(tmp_path / "bench.csv")
 
 
-# --- the verb -----------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("undrawn")
-def test_the_verb_draws_a_benchmark(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verb_draws_a_benchmark(path: Path, capsys, monkeypatch) -> None:
     out = path.parent / "reports" / "stage2_bench.png"
     assert run(str(path), "--output", str(out)) == 0
     assert capsys.readouterr().out.splitlines() == [str(out)]
@@ -237,7 +220,7 @@ def test_the_verb_refuses(path: Path) -> None:
         run(str(path), "--output", str(path.parent / "file" / "bench.png"))
 
 
-def test_whiskers_hang_on_their_own_median(tmp_path: Path) -> None:
+def test_whiskers_hang_on_their_own_median(tmp_path) -> None:
     seconds = ((0.05,) * 9 + (0.5,) * 4, (0.04,) * 9, (0.02,) * 9)
     records = [launch(256, 2, n, times) for n, times in enumerate(seconds)]
     append_csv("model", records, tmp_path / "b.csv")

@@ -1,7 +1,5 @@
 """The simulation of the queue: the seed's table, hand cases, laws."""
 
-from __future__ import annotations
-
 import doctest
 from dataclasses import replace
 
@@ -15,9 +13,6 @@ from penstock.reports.queue.simulation import QueueModel, simulate, utilisation
 
 def test_examples_of_the_page() -> None:
     assert doctest.testmod(queueing).failed == 0
-
-
-# --- the seed's table ---------------------------------------------------------------------------
 
 
 SEED = [
@@ -41,9 +36,6 @@ def test_the_simulation_meets_what_the_seed_measured(
     assert timeline.mean_s == pytest.approx(seconds, abs=0.11)
     assert (timeline.cleared is None) == (cleared is None)
     assert abs((timeline.cleared or 0) - (cleared or 0)) <= 1
-
-
-# --- by hand ------------------------------------------------------------------------------------
 
 
 def test_a_queue_of_two_by_hand() -> None:
@@ -80,17 +72,12 @@ def test_two_readers_read_at_once_where_there_is_room() -> None:
     assert simulate(replace(feed, queue=1), 4).waits == [0, 3, 3, 3]
 
 
-# --- laws ---------------------------------------------------------------------------------------
-
 times = st.integers(1, 400).map(lambda n: n / 100)
 
 
 @given(workers=st.integers(1, 6), queue=st.integers(1, 8), read=times, compute=times)
-def test_in_the_long_run_every_feed_is_steady(
-    workers: int, queue: int, read: float, compute: float
-) -> None:
-    feed = QueueModel(workers, queue, read, compute)
-    timeline = simulate(feed, 400, in_hand=workers)
+def test_every_feed_is_steady_later(workers: int, queue: int, read: float, compute: float) -> None:
+    timeline = simulate(QueueModel(workers, queue, read, compute), 400, in_hand=workers)
     late = timeline.seconds[200:]
     steady_s = max(compute, read / workers)
     assert sum(late) / 200 == pytest.approx(steady_s, rel=0.03)
@@ -99,9 +86,7 @@ def test_in_the_long_run_every_feed_is_steady(
 
 
 @given(read=times, compute=times, queue=st.integers(1, 8), in_hand=st.integers(0, 2))
-def test_a_deeper_queue_is_never_slower(
-    read: float, compute: float, queue: int, in_hand: int
-) -> None:
+def test_a_deeper_queue_is_no_slower(read: float, compute: float, queue: int, in_hand: int) -> None:
     means = [
         simulate(QueueModel(2, q, read, compute), 40, in_hand=in_hand).mean_s
         for q in (queue, queue + 1)

@@ -1,17 +1,13 @@
 """Every source of runs: its rows, and the details of each."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.instruments.ledger import record_cells
-from penstock.reports.runs.catalogue import Catalogue
-from penstock.reports.runs.shown_run import ShownRun
+from penstock.reports import Catalogue, ShownRun
 
 from ..scaling.kit import log, write
 from .kit import launch
@@ -24,10 +20,7 @@ def only(catalogue: Catalogue) -> ShownRun:
     return run
 
 
-# --- ledgers --------------------------------------------------------------------------------------
-
-
-def test_launches_are_told_apart_by_the_knobs_that_differ(tmp_path: Path) -> None:
+def test_launches_are_told_apart_by_the_knobs_that_differ(tmp_path) -> None:
     records = [launch(64, 1), launch(64, 2), launch(64, 2, 1, name="night", tags={"node": "a"})]
     runs = catalogue_of(ledger_of(tmp_path / "l.ledger", records)).runs
     names = {run.name for run in runs}
@@ -38,7 +31,7 @@ def test_launches_are_told_apart_by_the_knobs_that_differ(tmp_path: Path) -> Non
     assert tagged.seconds == 0.03 and tagged.model == "prithvi-refiner-tiny"
 
 
-def test_details_of_a_launch_are_those_of_its_record(tmp_path: Path) -> None:
+def test_details_of_a_launch_are_those_of_its_record(tmp_path) -> None:
     record = launch(64, 2, seconds=[0.03, 0.05, 0.04], environment={
         "machine": {"processor": "EPYC", "cores": 4}, "load": {"one_minute": 3.0},
         "machine_key": "abc",
@@ -59,14 +52,14 @@ def test_details_of_a_launch_are_those_of_its_record(tmp_path: Path) -> None:
     assert run.machine == "abc", "as its CSV names it"
 
 
-def test_a_failed_launch_shows_its_error(tmp_path: Path) -> None:
+def test_a_failed_launch_shows_its_error(tmp_path) -> None:
     catalogue = catalogue_of(ledger_of(tmp_path / "l.ledger", [launch(status="crash")]))
     run = only(catalogue)
     assert (run.status, run.seconds) == ("crash", None)
     assert catalogue.details(run).error == "crash"
 
 
-def test_a_packed_ledger_is_read_too(tmp_path: Path) -> None:
+def test_a_packed_ledger_is_read_too(tmp_path) -> None:
     import gzip
 
     path = tmp_path / "l.jsonl.gz"
@@ -78,10 +71,7 @@ def test_a_packed_ledger_is_read_too(tmp_path: Path) -> None:
     assert "cannot be read" in note
 
 
-# --- trainings ------------------------------------------------------------------------------------
-
-
-def test_a_training_has_its_scores_steps_and_machine(tmp_path: Path) -> None:
+def test_a_training_has_its_scores_steps_and_machine(tmp_path) -> None:
     folder = training(tmp_path / "lr3", 2, 12.0, learning_rate=0.003, name="a name",
                       tags={"node": "h200"}, num_samples=7, backbone="resnet50")  # fmt: skip
     machine_of_training(folder)
@@ -110,17 +100,14 @@ def test_a_training_has_its_scores_steps_and_machine(tmp_path: Path) -> None:
     assert "transfer_s" not in details.curves
 
 
-def test_the_model_of_a_training_is_of_its_workload(tmp_path: Path) -> None:
+def test_the_model_of_a_training_is_of_its_workload(tmp_path) -> None:
     begun(tmp_path / "a", workload="detector", backbone="resnet18", model="denoise-net")
     begun(tmp_path / "b", workload="mine", backbone="resnet18", model="mine-net")
     models = {run.workload: run.model for run in catalogue_of(tmp_path).runs}
     assert models == {"detector": "resnet18", "mine": "mine-net"}
 
 
-# --- inference, logs, trackers --------------------------------------------------------------------
-
-
-def test_a_run_of_inference_has_its_readings(tmp_path: Path) -> None:
+def test_a_run_of_inference_has_its_readings(tmp_path) -> None:
     run_folder(tmp_path / "a.penstock", {"read": (8.0, 1.0, 1), "forward": (5.0, 4.0, 1)},
                run={"name": "mouse", "tags": {"k": "v"}})  # fmt: skip
     catalogue = catalogue_of(tmp_path)
@@ -136,14 +123,14 @@ def test_a_run_of_inference_has_its_readings(tmp_path: Path) -> None:
     assert details.curves["queue/prep"].of_machine and details.settings["devices"] == "1"
 
 
-def test_a_run_of_inference_that_was_killed_is_found_by_its_output(tmp_path: Path) -> None:
+def test_a_run_of_inference_that_was_killed_is_found_by_its_output(tmp_path) -> None:
     run_folder(tmp_path / "a.zarr.penstock")
     (tmp_path / "a.zarr").mkdir()
     run = only(catalogue_of(tmp_path / "a.zarr"))
     assert run.status == "killed" and run.read().metrics["blocks planned"] == 4
 
 
-def test_the_log_of_a_job(tmp_path: Path) -> None:
+def test_the_log_of_a_job(tmp_path) -> None:
     (path,) = write(tmp_path, {"slurm-77.out": log("77", 4, 95.23, ranks=4)})
     catalogue = catalogue_of(path)
     run = only(catalogue)
@@ -169,7 +156,7 @@ def test_the_log_of_a_job(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_log_began_at_its_own_date_or_as_long_ago_as_it_took(
-    tmp_path: Path, dates: tuple[str, str], began: list[float | None]
+    tmp_path, dates: tuple[str, str], began: list[float | None]
 ) -> None:
     """The time of a file is that of its end, so it says nothing of an attempt before the last."""
     first = f"{dates[0]}\n{log('7', 1, None, done=3)}"
@@ -181,7 +168,7 @@ def test_a_log_began_at_its_own_date_or_as_long_ago_as_it_took(
     assert [run.began for run in runs] == began
 
 
-def test_a_store_of_mlflow_has_all_metrics(tmp_path: Path) -> None:
+def test_a_store_of_mlflow_has_all_metrics(tmp_path) -> None:
     catalogue = catalogue_of(mlflow_store(tmp_path / "mlflow.db"))
     runs = {run.name: run for run in catalogue.runs}
     assert runs.keys() == {"tracked 0", "tracked 1"}
@@ -197,10 +184,7 @@ def test_a_store_of_mlflow_has_all_metrics(tmp_path: Path) -> None:
     assert details.metrics["seconds"] == 60.0 == runs["tracked 1"].seconds
 
 
-# --- whatever lies there --------------------------------------------------------------------------
-
-
-def test_hostile_words_are_clipped_and_without_control_characters(tmp_path: Path) -> None:
+def test_hostile_words_are_clipped_and_without_control_characters(tmp_path) -> None:
     begun(
         tmp_path / "a", name=HOSTILE + "x" * 10**6, tags={HOSTILE: HOSTILE}, learning_rate=HOSTILE
     )
@@ -215,7 +199,7 @@ def test_hostile_words_are_clipped_and_without_control_characters(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["args", "ledger", "run", "db", "zip"])
-def test_what_is_broken_is_passed_over_with_a_sentence(tmp_path: Path, kind: str) -> None:
+def test_what_is_broken_is_passed_over_with_a_sentence(tmp_path, kind: str) -> None:
     training(tmp_path / "good")
     bad = tmp_path / "bad"
     if kind == "args":
@@ -235,13 +219,13 @@ def test_what_is_broken_is_passed_over_with_a_sentence(tmp_path: Path, kind: str
     assert all(note.endswith("it is passed over") for note in catalogue.notes)
 
 
-def test_details_of_what_was_removed_since_say_so(tmp_path: Path) -> None:
+def test_details_of_what_was_removed_since_say_so(tmp_path) -> None:
     catalogue = catalogue_of(training(tmp_path / "a"))
     shutil.rmtree(tmp_path / "a")
     assert "a cannot be read" in catalogue.details(only(catalogue)).error
 
 
-def test_repeats_of_a_training_are_one_case(tmp_path: Path) -> None:
+def test_repeats_of_a_training_are_one_case(tmp_path) -> None:
     for name, args in (("a", {"seed": 1}), ("b", {"seed": 2}), ("c", {"learning_rate": 0.5})):
         training(tmp_path / name, **args)
     cases = {run.source[-1]: run.case for run in catalogue_of(tmp_path).runs}

@@ -1,23 +1,17 @@
 """The runs of a page: which are found, what is read again, and what the page holds of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.reports import places
-from penstock.reports.content import Report
-from penstock.reports.html import html_page
+from penstock.reports import Catalogue, Report, html_page, page_data, places
 from penstock.reports.places import places_at
-from penstock.reports.runs import page_data
-from penstock.reports.runs.catalogue import Catalogue
+from penstock.reports.runs.page_data import MOST_ROWS
 from penstock.reports.runs.shown_run import RunDetails, ShownRun, curve_of
 
 from ..scaling.kit import log
@@ -33,7 +27,7 @@ def searched(catalogue: Catalogue) -> None:
     catalogue.refresh()
 
 
-def test_a_folder_is_searched_for_runs_of_all_kinds(tmp_path: Path) -> None:
+def test_a_folder_is_searched_for_runs_of_all_kinds(tmp_path) -> None:
     training(tmp_path / "outputs" / "a")
     mlflow_store(tmp_path / "outputs" / "a" / "mlflow.db")  # the same run, which counts once
     run_folder(tmp_path / "b.zarr.penstock")
@@ -51,7 +45,7 @@ def test_a_folder_is_searched_for_runs_of_all_kinds(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_links_are_not_followed(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path) -> None:
     training(tmp_path / "elsewhere" / "a")
     mlflow_store(tmp_path / "elsewhere" / "m.db")
     named = tmp_path / "named"
@@ -61,7 +55,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert list(places_at(named)) == []
 
 
-def test_a_run_that_goes_on_moves(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_moves(tmp_path) -> None:
     folder = begun(tmp_path / "a", steps=2)
     catalogue = catalogue_of(tmp_path)
     before, version = catalogue.runs[0], catalogue.version
@@ -76,7 +70,7 @@ def test_a_run_that_goes_on_moves(tmp_path: Path) -> None:
     assert len(catalogue.details(after).curves["step_s"].values) == 5
 
 
-def test_a_training_at_work_is_running_until_it_is_not(tmp_path: Path) -> None:
+def test_a_training_at_work_is_running_until_it_is_not(tmp_path) -> None:
     from penstock.base import held_alone
 
     folder = begun(tmp_path / "a")
@@ -87,7 +81,7 @@ def test_a_training_at_work_is_running_until_it_is_not(tmp_path: Path) -> None:
     assert catalogue.runs[0].status == "unfinished"
 
 
-def test_a_ledger_that_grows_names_its_cases_anew(tmp_path: Path) -> None:
+def test_a_ledger_that_grows_names_its_cases_anew(tmp_path) -> None:
     ledger = ledger_of(tmp_path / "l.ledger", [launch(64, 1), launch(64, 1, 1)])
     catalogue = catalogue_of(tmp_path)
     assert [run.name for run in catalogue.runs] == ["model launch 2", "model launch 1"]
@@ -99,7 +93,7 @@ def test_a_ledger_that_grows_names_its_cases_anew(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_half_a_line_is_read_when_it_is_whole(tmp_path) -> None:
     ledger = ledger_of(tmp_path / "l.ledger", [launch(8)])
     line = launch(16).line().encode() + b"\n"
     with (ledger / "records.jsonl").open("ab") as file:
@@ -113,7 +107,7 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert {catalogue.details(run).settings["tile"] for run in catalogue.runs} == {"8", "16"}
 
 
-def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
+def test_runs_come_and_go_with_their_folders(tmp_path) -> None:
     training(tmp_path / "a")
     catalogue = catalogue_of(tmp_path)
     training(tmp_path / "b")
@@ -124,9 +118,7 @@ def test_runs_come_and_go_with_their_folders(tmp_path: Path) -> None:
     assert {run.name for run in catalogue.runs} == {"b"}
 
 
-def test_a_folder_that_is_away_is_said_until_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_away_is_said_until_it_is_back(tmp_path, monkeypatch) -> None:
     training(tmp_path / "a")
     catalogue = catalogue_of(tmp_path)
     with monkeypatch.context() as away:
@@ -138,14 +130,10 @@ def test_a_folder_that_is_away_is_said_until_it_is_back(
     assert len(catalogue.runs) == 2 and not catalogue.notes
 
 
-def test_the_newest_run_comes_first(tmp_path: Path) -> None:
+def test_the_newest_run_comes_first(tmp_path) -> None:
     for age, name in enumerate("ab"):
-        folder = begun(tmp_path / name)
-        os.utime(folder / "args.json", (1e9 - age, 1e9 - age))
+        os.utime(begun(tmp_path / name) / "args.json", (1e9 - age, 1e9 - age))
     assert [run.name for run in catalogue_of(tmp_path).runs] == ["a", "b"]
-
-
-# --- what a page holds ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -161,7 +149,7 @@ def test_a_page_of_a_hundred_runs_is_small() -> None:
                  read=lambda: RunDetails(settings, {"seconds": 1.0}, curves))
         for n in range(100)
     ]  # fmt: skip
-    data = page_data.page_data(Catalogue.holding(runs))
+    data = page_data(Catalogue.holding(runs))
     assert len(data["rows"]) == 100 and data["picked"] == ["0", "1"]
     text = html_page(Report("t", ["v."]), data)
     assert len(text) < 3_000_000 and {"0", "1"} <= set(data["details"])
@@ -169,28 +157,28 @@ def test_a_page_of_a_hundred_runs_is_small() -> None:
 
 def test_thousands_of_runs_are_rows_and_the_rest_is_counted() -> None:
     runs = [ShownRun(f"{n}", f"{n}", f"run {n}", "t", "ok", "/r") for n in range(12_000)]
-    data = page_data.page_data(Catalogue.holding(runs))
-    assert len(data["rows"]) == page_data.MOST_ROWS
+    data = page_data(Catalogue.holding(runs))
+    assert len(data["rows"]) == MOST_ROWS
     assert data["notes"] == ["7,000 older runs are left out: name a folder that holds fewer."]
 
 
-def test_what_is_asked_for_is_picked_and_comes_first(tmp_path: Path) -> None:
+def test_what_is_asked_for_is_picked_and_comes_first(tmp_path) -> None:
     for name in "abc":
         training(tmp_path / name, learning_rate=ord(name) / 100)
     catalogue = catalogue_of(tmp_path)
     last = catalogue.runs[-1]
-    data = page_data.page_data(catalogue, [last.key])
+    data = page_data(catalogue, [last.key])
     assert data["picked"] == [last.case] and next(iter(data["details"])) == last.key
     assert data["units"]["training_s"] == "s" and data["words"]["training_s"] == "training time"
     assert data["order"]["metrics"][0] == "training_s"
-    live = page_data.page_data(catalogue, [last.key], live=True)
+    live = page_data(catalogue, [last.key], live=True)
     assert list(live["details"]) == [last.key], "a server gives the others when they are picked"
 
 
 @needs_pages
-def test_names_of_others_end_no_block_of_data(tmp_path: Path) -> None:
+def test_names_of_others_end_no_block_of_data(tmp_path) -> None:
     training(tmp_path / "a", name=HOSTILE, tags={HOSTILE: HOSTILE}, learning_rate=HOSTILE)
-    text = html_page(Report("t", ["v."]), page_data.page_data(catalogue_of(tmp_path)))
+    text = html_page(Report("t", ["v."]), page_data(catalogue_of(tmp_path)))
     page = Page(text)
     scripts = [attrs for tag, attrs in page.elements if tag == "script"]
     assert len(scripts) == 2 and page.asked() == []
@@ -200,9 +188,7 @@ def test_names_of_others_end_no_block_of_data(tmp_path: Path) -> None:
 
 
 @needs_pages
-def test_report_and_compare_write_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_and_compare_write_the_page(tmp_path, capsys) -> None:
     for name in "ab":
         training(tmp_path / "runs" / name, learning_rate=ord(name) / 100)
     page = tmp_path / "page.html"
@@ -219,7 +205,7 @@ def test_report_and_compare_write_the_page(
 
 
 @needs_pages
-def test_a_page_of_two_ledgers_pairs_their_cases(tmp_path: Path) -> None:
+def test_a_page_of_two_ledgers_pairs_their_cases(tmp_path) -> None:
     for name, factor in (("a", 1), ("b", 2)):
         ledger_of(tmp_path / name, sized({(32, 1): 4.0 * factor, (64, 1): 12.0 * factor}))
     page = tmp_path / "page.html"

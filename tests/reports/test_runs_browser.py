@@ -1,7 +1,5 @@
 """The page of runs in a real browser, as a reader uses it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ BOTTOM = "document.querySelector('{}').getBoundingClientRect().bottom"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for devices, seconds in ((1, 100.0), (2, 55.0), (4, 30.0)):
         training(folder / f"on{devices}", devices, seconds, tags={"size": f"s{devices}"})
@@ -67,7 +65,7 @@ def clean(browser: Browser, address: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_comparison_is_on_the_first_screen(browser: Browser, tmp_path: Path, size: str) -> None:
+def test_a_comparison_is_on_the_first_screen(browser: Browser, tmp_path, size: str) -> None:
     for name, rate in (("a", 0.1), ("b", 0.2)):
         training(tmp_path / name, learning_rate=rate)
     page = tmp_path / "page.html"
@@ -97,10 +95,8 @@ def test_runs_are_picked_and_a_link_shows_them_again(browser: Browser, ours: Ser
     browser.until(f"({CELLS.format(chr(39) + 'Settings that differ' + chr(39))}).length == 3")
     settings = browser.run(CELLS.format("'Settings that differ'"))
     assert settings[0] == ["", "on1", "on4"] and ["devices", "1", "4"] in settings
-    results = browser.run(CELLS.format("'Results'"))
-    assert ["training time", "100 s", "30 s", "0.3 x"] in results
-    link = browser.run("location.hash")
-    opened(browser, ours.address + link)
+    assert ["training time", "100 s", "30 s", "0.3 x"] in browser.run(CELLS.format("'Results'"))
+    opened(browser, ours.address + browser.run("location.hash"))
     browser.until(f"({CELLS.format(chr(39) + 'Settings that differ' + chr(39))}).length == 3")
     assert browser.run(LEGEND)[:2] == ["on1", "on4"]
     clean(browser, ours.address)
@@ -120,8 +116,7 @@ def test_repeats_are_a_mean_with_a_band_and_values_are_under_the_pointer(
     browser: Browser, ours: Served
 ) -> None:
     opened(browser, f"{ours.address}#pick=none")
-    name = next(each for each in browser.run(NAMES) if each.startswith("seed"))
-    tick(browser, name)
+    tick(browser, next(each for each in browser.run(NAMES) if each.startswith("seed")))
     browser.until(f"({LEGEND}).length || document.querySelectorAll('#curve-figure path').length")
     paths = "[...document.querySelectorAll('#curve-figure path')].map(e => e.getAttribute('d'))"
     browser.until(f"({paths}).some(each => each.endsWith('Z'))")
@@ -151,7 +146,7 @@ def test_a_metric_is_drawn_against_a_setting(browser: Browser, ours: Served) -> 
     clean(browser, ours.address)
 
 
-def test_a_job_that_goes_on_moves(browser: Browser, tmp_path: Path) -> None:
+def test_a_job_that_goes_on_moves(browser: Browser, tmp_path) -> None:
     living = begun(tmp_path / "living", steps=5)
     with served(tmp_path) as server:
         opened(browser, server.address)
@@ -165,9 +160,7 @@ def test_a_job_that_goes_on_moves(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("button", ["runs-csv", "curves-csv"])
-def test_what_is_picked_is_saved(
-    browser: Browser, ours: Served, tmp_path: Path, button: str
-) -> None:
+def test_what_is_picked_is_saved(browser: Browser, ours: Served, tmp_path, button: str) -> None:
     opened(browser, f"{ours.address}#pick=none")
     tick(browser, "on1")
     browser.until("!document.getElementById('compared').hidden")
@@ -186,7 +179,7 @@ def test_what_is_picked_is_saved(
         assert sum(row["metric"] == "step time" for row in rows) == 12
 
 
-def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) -> None:
+def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path) -> None:
     for name in ("a", "b"):
         folder = training(tmp_path / name, name=HOSTILE, tags={HOSTILE: HOSTILE + name},
                           learning_rate=HOSTILE + name)  # fmt: skip
@@ -207,9 +200,7 @@ def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("link", ["#pick=absent", "#%00=%ff&page=99999&x=none&curve=none"])
-def test_a_link_to_nothing_is_a_page_all_the_same(
-    browser: Browser, ours: Served, link: str
-) -> None:
+def test_a_link_to_nothing_is_a_page_too(browser: Browser, ours: Served, link: str) -> None:
     opened(browser, ours.address + link)
     assert len(browser.run(NAMES)) > 0
     clean(browser, ours.address)

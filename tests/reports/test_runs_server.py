@@ -1,7 +1,5 @@
 """The server of a page of runs as a process: who may ask it, for what, and how it ends."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -19,7 +17,7 @@ from .served import Served, command, environment, served
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     training(folder / "a")
     ledger_of(folder / "b.ledger", [launch(8), launch(16)])
@@ -33,9 +31,6 @@ def ours(folder: Path) -> Iterator[Served]:
         yield server
 
 
-# --- in this process ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -45,19 +40,11 @@ def ours(folder: Path) -> Iterator[Served]:
     ],
 )
 def test_what_is_asked_wrongly_is_one_sentence(
-    words: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], sentence: str, here, capsys
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main(["dashboard", *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1
-
-
-# --- as a process ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

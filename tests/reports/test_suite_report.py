@@ -1,9 +1,6 @@
 """The report of a suite, from records made up."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +12,8 @@ from penstock.reports.suite import report as suite_report
 from ..bench.kit_suite import cases, made_up
 
 
-def test_a_row_holds_what_was_measured_and_null_where_nothing_was(tmp_path: Path) -> None:
-    case = cases(tmp_path)[1]
-    record = made_up(case, 0, 5.0, data_wait=7.0)
+def test_a_row_holds_what_was_measured_and_null_where_nothing_was(tmp_path) -> None:
+    record = made_up(cases(tmp_path)[1], 0, 5.0, data_wait=7.0)
     record.facts["training"]["ranks"][0]["phases"]["communication"] = {"total_s": 1.0}
     row = suite_cell.suite_cells([record])[0].values()
     assert row["world_size"] == 1
@@ -33,7 +29,7 @@ def test_a_row_holds_what_was_measured_and_null_where_nothing_was(tmp_path: Path
     assert row["folders"] == ["benchmark_quick_batch1_workers2"]
 
 
-def test_what_is_not_to_be_profiled_is_null(tmp_path: Path) -> None:
+def test_what_is_not_to_be_profiled_is_null(tmp_path) -> None:
     case = cases(tmp_path, profile_memory=False, profile_gpu=False)[0]
     row = suite_cell.suite_cells([made_up(case, 0, 5.0, peak=2**30)])[0].values()
     assert row["gpu_memory_peak_bytes"] is None
@@ -49,7 +45,7 @@ def told(records: list[Record]) -> list[str]:
     return list(section.sentences)
 
 
-def test_sentences_follow_the_records(tmp_path: Path) -> None:
+def test_sentences_follow_the_records(tmp_path) -> None:
     slow, fast, *_ = cases(tmp_path)
     once = [made_up(slow, 0, 5.0), made_up(fast, 0, 7.0, data_wait=9.0)]
     limits, best, *_ = told(once)
@@ -71,7 +67,7 @@ def test_sentences_follow_the_records(tmp_path: Path) -> None:
     assert "not distinguishable from" in told(alike)[1]
 
 
-def test_failures_are_rows(tmp_path: Path) -> None:
+def test_failures_are_rows(tmp_path) -> None:
     first, second, *_ = cases(tmp_path)
     records = [made_up(first, 0, 5.0), made_up(second, 0, 0.0, status="oom_device")]
     (section,) = suite_report.suite_sections(records, [])
@@ -85,7 +81,7 @@ def test_failures_are_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_files_of_a_report(tmp_path: Path) -> None:
+def test_the_files_of_a_report(tmp_path) -> None:
     records = [made_up(case, 0, 5.0 + i) for i, case in enumerate(cases(tmp_path))]
     figures = ledger_report.plot_records("train", records, tmp_path / "benchmark_report")
     assert [path.name for path in figures] == ["benchmark_report.png"]
@@ -105,7 +101,7 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
     assert document["notes"] == [note]
 
 
-def test_a_page_names_the_hosts_of_a_cluster(tmp_path: Path) -> None:
+def test_a_page_names_the_hosts_of_a_cluster(tmp_path) -> None:
     records = [
         record.model_copy(
             update={"environment": {**record.environment, "worker": {"host": f"node{n % 2}"}}}

@@ -1,7 +1,5 @@
 """Trainings as reports: what bound one, its curves, its ranks; and how several scale."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -16,9 +14,8 @@ from PIL import Image
 from penstock.base import UsageError
 from penstock.cli import main
 from penstock.instruments import Ledger
+from penstock.reports import Chapter, Report, html_page
 from penstock.reports.charts.chart import words_of
-from penstock.reports.content import Chapter, Report
-from penstock.reports.html import html_page
 from penstock.reports.training.pictures import detection_pictures, draw_curves
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.study_text import report_of_scaling
@@ -88,7 +85,7 @@ WAITING = {"data_wait": (0.6, 0.7), "forward": (0.3, 0.2), "optimizer": (0.1, 0.
 COMPUTING = {"data_wait": (0.2, 0.2), "forward": (0.7, 0.7), "optimizer": (0.1, 0.1)}
 
 
-def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path: Path) -> None:
+def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path) -> None:
     report = report_of_training(training(tmp_path / "a", WAITING))
     assert report.about[0] == f"{HOSTILE}, tagged study={HOSTILE}"
     first, speed, score, memory = report.verdict
@@ -110,19 +107,18 @@ def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path: Path) -> None
     )
 
 
-def test_what_a_training_does_not_hold_is_said(tmp_path: Path) -> None:
+def test_what_a_training_does_not_hold_is_said(tmp_path) -> None:
     bare = training(tmp_path / "a", {}, losses=(None, 0.5), ranks=[], best=None)
     text = " ".join(report_of_training(bare).verdict)
     assert "What limited it is not known: no phase of a step was timed." in text
     assert "Nothing is known of its scores" in text
     (bare / "training_results.json").unlink()
-    begun = report_of_training(bare)
-    assert "Its speed is not known: no epoch has ended." in begun.verdict
+    assert "Its speed is not known: no epoch has ended." in report_of_training(bare).verdict
     diverged = training(tmp_path / "b", WAITING, losses=(0.9, None))
     assert "It diverged: a validation loss was not finite." in report_of_training(diverged).verdict
 
 
-def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
+def test_the_rank_that_others_wait_for_is_named(tmp_path) -> None:
     phases = {"forward": (0.5, 0.5), "communication": (0.2, 0.2)}
     folder = training(tmp_path / "a", phases, world=2, slow=1.2)
     # The first rank waits for the last, which has a fifth more to do and waits less.
@@ -137,7 +133,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert untimed.verdict[-1] == why
 
 
-def test_the_page_of_a_training_has_its_curves(tmp_path: Path) -> None:
+def test_the_page_of_a_training_has_its_curves(tmp_path) -> None:
     page = page_of(report_of_training(training(tmp_path / "a", WAITING, world=2)))
     assert page.asked() == [] and sum("data-figure" in a for _, a in page.elements) == 3
     assert "val loss from 0.500 to 0.900, 0.700 in the median of 2 values" in page.text
@@ -145,9 +141,7 @@ def test_the_page_of_a_training_has_its_curves(tmp_path: Path) -> None:
     assert "<script>alert(1)</script>" in page.text  # the name of the experiment, as text
 
 
-def test_several_trainings_are_a_study_of_scaling(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_trainings_are_a_study_of_scaling(tmp_path, capsys) -> None:
     training(tmp_path / "runs" / "1", COMPUTING, losses=(0.9, 0.5))
     out = tmp_path / "s.json"
     words = ["report", str(tmp_path / "runs"), "--output", str(out), "--overwrite"]
@@ -172,9 +166,7 @@ def test_several_trainings_are_a_study_of_scaling(
     assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
 
 
-def test_logs_beside_a_training_or_a_ledger_are_reported_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_beside_a_training_or_a_ledger_are_reported_too(tmp_path, capsys) -> None:
     """Each is read once, whatever else lies in the folder."""
     out, folder = tmp_path / "s.json", tmp_path / "all"
     write = ["report", str(folder), "--output", str(out), "--overwrite"]
@@ -190,9 +182,7 @@ def test_logs_beside_a_training_or_a_ledger_are_reported_too(
     assert main(write) == 0
     document = json.loads(out.read_text())
     assert document["verdict"][0].startswith("suite.ledger: ")
-    assert "Logs and trackers: Scaling, hybrid" in [
-        chapter["title"] for chapter in document["chapters"]
-    ]
+    assert "Logs and trackers: Scaling, hybrid" in [c["title"] for c in document["chapters"]]
     capsys.readouterr()
     for name in "12":
         training(folder / "b" / name, COMPUTING, world=int(name))
@@ -207,9 +197,7 @@ def test_logs_beside_a_training_or_a_ledger_are_reported_too(
     assert "1.out has the run of" in capsys.readouterr().err
 
 
-def test_a_suite_comes_before_its_trainings_which_are_no_study(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_suite_comes_before_its_trainings_which_are_no_study(tmp_path, capsys) -> None:
     suite = tmp_path / "a" / "suite"
     for place, case in enumerate(cases(tmp_path)[:2]):
         training(suite / f"benchmark_quick_batch{place}_workers0", COMPUTING, world=1 + place)
@@ -234,7 +222,7 @@ def test_curves_of_one_colour_differ_in_their_style() -> None:
     assert figure.panels[0].x.whole
 
 
-def test_logs_of_jobs_are_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_jobs_are_a_report(tmp_path, capsys) -> None:
     (tmp_path / "logs").mkdir()
     seed_logs(tmp_path / "logs")
     out = tmp_path / "r.json"
@@ -251,7 +239,7 @@ def test_logs_of_jobs_are_a_report(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "holds neither records" in capsys.readouterr().err
 
 
-def test_detections_are_drawn_on_their_chips(tmp_path: Path) -> None:
+def test_detections_are_drawn_on_their_chips(tmp_path) -> None:
     folder = training(tmp_path / "run", COMPUTING)
     boxes = np.array([[10, 20, 30, 50], [1, 2, 3, 4]], np.float32)
     image = np.arange(100 * 80, dtype=np.uint8).reshape(100, 80)
@@ -263,8 +251,7 @@ def test_detections_are_drawn_on_their_chips(tmp_path: Path) -> None:
     assert panel.image is not None and (panel.image.pixels == image).all()
     true, predicted = panel.image.boxes
     assert true.places == [[7, 17, 33, 53]] and predicted.places == boxes.tolist()
-    chapters = report_of_training(folder).chapters
-    assert chapters[0].pictures[-1].caption == picture.caption
+    assert report_of_training(folder).chapters[0].pictures[-1].caption == picture.caption
     text = html_page(Report("t", ["v."], [], [Chapter("c", [], [picture])]))
     assert Page(text).asked() == []
     links = re.findall(r'"data:image/png;base64,([^"]+)"', text)

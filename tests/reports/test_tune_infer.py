@@ -1,7 +1,5 @@
 """``penstock tune infer``: the settings that pay, from made-up launches and from real ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +80,11 @@ def test_cases_differ_in_one_setting_that_the_user_does_not_name() -> None:
     assert {"threads": 2} in changed and {"block": [64, 128, 128]} in changed
     named = {"settings": {"patch": [48], "threads": 4, "block": [32]}, "seconds": 1.0}
     assert not patch_cases(named, facts) and not other_cases(named, facts)
-    assert {"batch": 8} in [
-        each["settings"] for each in other_cases(case, facts | {"threads": None})
-    ]
+    assert {"batch": 8} in [one["settings"] for one in other_cases(case, facts | {"threads": None})]
 
 
 @pytest.mark.usefixtures("launches_here")
-def test_settings_for_a_job_of_ones_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_settings_for_a_job_of_ones_own(capsys, here) -> None:
     assert main("generate volume in.ome.zarr --shape 8 48 48".split()) == 0
     words = "in.ome.zarr out.ome.zarr --model identity --patch 16 --overlap 4".split()
     tuned = ["--output", "fast.yaml", "--launch-seconds", "0.01", "--most-seconds", "0.2"]

@@ -1,23 +1,16 @@
 """``penstock tune loader``: the least that feeds a step, from made-up launches."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import shlex
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
+from penstock.base import LoaderConfig, TrainConfig, UsageError, add_flags, build, from_flags
 from penstock.base.config.bench import BenchLoaderConfig, BenchQueueConfig, TuneLoaderConfig
-from penstock.base.config.data import LoaderConfig
-from penstock.base.config.flags import add_flags, from_flags
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import UsageError
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.queue import FromLoader
 from penstock.cli import main
@@ -114,15 +107,13 @@ def test_readings_leave_out_what_was_read_beforehand() -> None:
     assert reading.launches[0].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_the_file_is_one_that_a_loader_takes(tmp_path: Path) -> None:
+def test_the_file_is_one_that_a_loader_takes(tmp_path) -> None:
     advice = recommend_loader([steady(2, 0.1)], GOAL, (1, 2), 2**20)
     file = tmp_path / "deep" / "loader.yaml"
-    assert advice.settings is not None
     write_settings_yaml("--output", advice.settings, advice.sentences, file, False)
     text = file.read_text()
     assert text.startswith("# 2 workers and a queue of 1 keep steps of 200 ms fed")
-    settings = yaml.safe_load(text)
-    assert build(LoaderConfig, settings).workers == 2
+    assert build(LoaderConfig, yaml.safe_load(text)).workers == 2
     with pytest.raises(UsageError, match="it is a folder"):
         write_settings_yaml("--output", advice.settings, (), tmp_path, False)
 
@@ -147,15 +138,13 @@ def test_a_step_that_takes_no_time_is_refused(seconds: str) -> None:
 def test_the_flags_are_ones_that_train_and_bench_take() -> None:
     reads = [steady(1, 0.04), steady(2, 0.01)]
     advice = recommend_loader(reads, Goal(0.02, 2, 0.9), (1, 2), 2**20)
-    assert advice.settings is not None
     train, bench = flags_of(advice.settings, 0.02, "my data")
     taken: dict[str, Any] = {}
     for line, model in ((train, TrainConfig), (bench, BenchQueueConfig)):
         parser = argparse.ArgumentParser()
         parser.add_argument("data", nargs="?")
         add_flags(parser, model)
-        words = shlex.split(line)[3:]
-        args = parser.parse_args(words)
+        args = parser.parse_args(shlex.split(line)[3:])
         taken |= from_flags(model, args).model_dump(include=set(vars(args)) - {"data"})
         assert args.data in (None, "my data")
     assert taken == {
@@ -164,11 +153,8 @@ def test_the_flags_are_ones_that_train_and_bench_take() -> None:
     }  # fmt: skip
 
 
-# --- with data ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+def data(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("packed") / "data"
     assert main(["generate", "ufs-p1", str(folder), "--samples", "8", "--grid", "6", "12"]) == 0
     return str(folder)
@@ -190,9 +176,7 @@ def test_queues_give_way_to_memory(data: str) -> None:
         fit(needed(data, 8, 1) - 1)
 
 
-def test_half_of_what_a_control_group_leaves_is_for_the_loader(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_of_what_a_cgroup_leaves_is_for_the_loader(data: str, tmp_path, monkeypatch) -> None:
     (tmp_path / "memory.max").write_text(f"{2 * needed(data, 8, 2) + 1000}\n")
     (tmp_path / "memory.current").write_text("1000\n")
     monkeypatch.setattr(
@@ -201,18 +185,14 @@ def test_half_of_what_a_control_group_leaves_is_for_the_loader(
     assert list(fitting(data, config(batch_size=8), 1)[1]) == [1, 2]
 
 
-def test_more_samples_in_a_batch_than_there_are_is_refused(
-    data: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_samples_in_a_batch_than_there_are_is_refused(data: str, capsys) -> None:
     assert main(["tune", "loader", data, "--step-time", "1", "--batch-size", "9"]) == 2
     assert f"--batch-size 9 is more than the 8 samples of {data}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_a_loader_is_tuned_from_end_to_end(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loader_is_tuned_from_end_to_end(data: str, tmp_path, capsys) -> None:
     """Steps of a microsecond cannot be fed, and those of 5 s cannot but be."""
     out = tmp_path / "loader.yaml"
     flags = "--batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
@@ -235,13 +215,10 @@ def test_a_loader_is_tuned_from_end_to_end(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launches_here")
-def test_chunks_that_were_never_written_can_be_filled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chunks_that_were_never_written_can_be_filled(tmp_path, capsys) -> None:
     zarr = pytest.importorskip("zarr")
     path = tmp_path / "mask.zarr"
-    array = zarr.create_array(path, shape=(8, 4), chunks=(1, 4), dtype="f4", fill_value=0)
-    array[::2] = 1
+    zarr.create_array(path, shape=(8, 4), chunks=(1, 4), dtype="f4", fill_value=0)[::2] = 1
     out = tmp_path / "loader.yaml"
     flags = "--step-time 5 --batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
     command = ["tune", "loader", str(path), *flags.split(), "--output", str(out)]

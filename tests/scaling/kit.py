@@ -1,23 +1,18 @@
 """Runs, logs and folders of scaling studies that never were, and how tests read them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, build
 from penstock.cli import main
 from penstock.cluster.place import Place
+from penstock.scaling import Study, scaling_sections, studies
 from penstock.scaling.runs import A_GPU, Rank, TrainingRun
 from penstock.scaling.sources.slurm_log import read_log
-from penstock.scaling.study import Study, studies
-from penstock.scaling.study_text import scaling_sections
 from penstock.training.log_lines import first_lines, last_lines
 
 SEED = {1: 362.45, 4: 95.23, 8: 57.14}
@@ -239,7 +234,7 @@ def seed_logs(folder: Path) -> list[Path]:
     )
 
 
-def said(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def said(argv: list[str], capsys) -> tuple[int, str, str]:
     code = main(["scaling", *argv])
     out, err = capsys.readouterr()
     return code, out, err

@@ -1,7 +1,5 @@
 """Logs that a bad disk, two writers or a joker got at."""
 
-from __future__ import annotations
-
 import random
 
 

@@ -1,9 +1,6 @@
 """Logs of jobs that broke off or came back, and thousands of broken ones."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
 
 import pytest
 
@@ -20,10 +17,7 @@ ENDS: list[tuple[str, Status]] = [
     ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***", "timeout"),
     ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***", "preempted"),
     ("*** JOB 5 ON n1 CANCELLED AT 2026-11-22T01:48:59 DUE TO JOB REQUEUE ***", "preempted"),
-    (
-        "*** JOB 7 ON a CANCELLED AT 2026-03-03 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
-        "preempted",
-    ),
+    ("*** JOB 7 ON a CANCELLED AT 2026-03-03 DUE TO NODE FAILURE, SEE SLURMCTLD ***", "preempted"),
     ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "crashed"),
     ("Traceback (most recent call last):\nRuntimeError: CUDA out of memory", "crashed"),
     ("srun: error: n1: task 0: Exited with exit code 1", "crashed"),
@@ -39,9 +33,7 @@ ENDS: list[tuple[str, Status]] = [
 @pytest.mark.parametrize(
     "end, status, where", [*((*end, "out") for end in ENDS), (*ENDS[0], "err")]
 )
-def test_partial_results_are_kept_and_marked(
-    tmp_path: Path, end: str, status: str, where: str
-) -> None:
+def test_partial_results_are_kept_and_marked(tmp_path, end: str, status: str, where: str) -> None:
     text = log("7", 4, None, done=20)
     files = {"slurm-7.out": text + end * (where == "out"), "slurm-7.err": end * (where == "err")}
     run = one(write(tmp_path, files)[0])
@@ -50,14 +42,14 @@ def test_partial_results_are_kept_and_marked(
     assert not run.complete
 
 
-def test_what_a_cancelled_job_broke_is_not_its_end(tmp_path: Path) -> None:
+def test_what_a_cancelled_job_broke_is_not_its_end(tmp_path) -> None:
     end = "Traceback (most recent call last):\n*** JOB 7 ON n1 CANCELLED AT 2026-01-01 ***\n"
     assert read_text(tmp_path, log("7", 4, None, done=2, end=end))[0].status == "cancelled"
 
 
 @pytest.mark.parametrize("first, epochs, complete", [(20, 30, False), (0, 50, True)])
 def test_a_requeued_job_without_a_header_is_an_attempt_each(
-    tmp_path: Path, first: int, epochs: int, complete: bool
+    tmp_path, first: int, epochs: int, complete: bool
 ) -> None:
     """The total is of what the last attempt did, and the preemption that of the first."""
     end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
@@ -74,7 +66,7 @@ def test_a_requeued_job_without_a_header_is_an_attempt_each(
 
 
 @pytest.mark.parametrize("gloo", [True, False])
-def test_a_stopped_job_of_ours_that_is_requeued(tmp_path: Path, gloo: bool) -> None:
+def test_a_stopped_job_of_ours_that_is_requeued(tmp_path, gloo: bool) -> None:
     """The device is named by the last attempt alone, or known by what ranks talk through."""
     document = results(2, 5.0)
     end = (
@@ -99,7 +91,7 @@ def test_a_stopped_job_of_ours_that_is_requeued(tmp_path: Path, gloo: bool) -> N
         assert other.complete and other.on_cpu and other.epochs == 3
 
 
-def test_several_jobs_in_one_file(tmp_path: Path) -> None:
+def test_several_jobs_in_one_file(tmp_path) -> None:
     text = log("1", 1, 362.45) + log("2", 4, 95.23)
     assert [(r.job, r.devices, r.restarts) for r in read_text(tmp_path, text)] == [
         ("1", 1, 0), ("2", 4, 0),
@@ -107,14 +99,14 @@ def test_several_jobs_in_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0.00", "-3.5", "nan"])
-def test_zero_and_negative_times_are_refused(tmp_path: Path, seconds: str) -> None:
+def test_zero_and_negative_times_are_refused(tmp_path, seconds: str) -> None:
     text = f"Job ID: 1\nTotal training time: {seconds} seconds\n"
     with pytest.raises(UsageError, match=r"slurm-77.out: the training time is .* above 0"):
         read_text(tmp_path, text)
 
 
 @pytest.mark.parametrize("rounds", [60, pytest.param(2_000, marks=pytest.mark.long)])
-def test_of_mutated_logs_only_a_usage_error_is_raised(tmp_path: Path, rounds: int) -> None:
+def test_of_mutated_logs_only_a_usage_error_is_raised(tmp_path, rounds: int) -> None:
     """By who reads them and by the study."""
     whole = [
         log("5", 4, 95.23, ranks=2, epochs=6).encode(),

@@ -1,7 +1,5 @@
 """Figures show what was measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -26,7 +24,6 @@ def test_figures_show_what_was_measured() -> None:
     speed, bars, epoch, used = (
         draw(study) for draw in (draw_speedup, draw_efficiency, draw_epoch, draw_utilisation)
     )
-    assert speed is not None and epoch is not None and used is not None
     assert y_of(speed, "measured") == [1.0, 1.5]
     assert y_of(speed, "ideal")[-1] == pytest.approx(2.0)
     assert y_of(bars, "good") == pytest.approx([100.0]) and y_of(bars, "below") == [75.0]
@@ -44,7 +41,6 @@ def test_figures_show_what_was_measured() -> None:
 def test_of_several_numbers_of_nodes_the_line_takes_the_fastest() -> None:
     study = only([run(1, 40), run(4, 10), run(4, 16, nodes=2), run(4, 20, nodes=4)])
     figure = draw_speedup(study)
-    assert figure is not None
     line = series_of(figure, "")
     assert list(line.x) == [1, 4] and list(line.y) == [1.0, 4.0]
     assert y_of(figure, "measured") == [1.0, 4.0, 2.5, 2.0]
@@ -52,9 +48,7 @@ def test_of_several_numbers_of_nodes_the_line_takes_the_fastest() -> None:
 
 
 def test_no_utilisation_is_told_from_none_that_was_logged() -> None:
-    study = only([run(1, 40, utilisation=(0.0, 0.0)), run(4, 10)])
-    figure = draw_utilisation(study)
-    assert figure is not None
+    figure = draw_utilisation(only([run(1, 40, utilisation=(0.0, 0.0)), run(4, 10)]))
     assert texts_of(figure.panels[0]) == ["0 %, n = 2"]
     assert "in the order in which they were logged" in figure.note
 

@@ -1,24 +1,19 @@
 """Folders of runs, ledgers, and what holds no run."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.instruments.ledger import Ledger
-from penstock.instruments.record import Record
-from penstock.scaling.sources.read import read_runs
-from penstock.scaling.study import studies
+from penstock.instruments import Ledger, Record
+from penstock.scaling import read_runs, studies
 
 from ..bench.records import made_record
 from .kit import log, results, run_folder, write
 
 
-def test_run_folders_below_a_folder(tmp_path: Path) -> None:
+def test_run_folders_below_a_folder(tmp_path) -> None:
     phases = {"forward": 0.004, "backward": 0.006, "communication": 0.002}
     run_folder(tmp_path / "a" / "one", results(1, 9.123))
     two = run_folder(tmp_path / "a" / "two", results(2, 5.456, nodes=2, phases=phases))
@@ -40,13 +35,13 @@ def test_run_folders_below_a_folder(tmp_path: Path) -> None:
     assert read_runs([two, tmp_path / "a" / "one" / "training_results.json"])[0].devices == 1
 
 
-def test_a_run_that_was_stopped_is_partial(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_is_partial(tmp_path) -> None:
     (run,) = read_runs([run_folder(tmp_path / "x", results(2, 5.0, status="stopped"), epochs=9)])
     assert (run.status, run.epochs, run.planned_epochs) == ("stopped", 3, 9)
     assert not run.complete
 
 
-def test_a_run_and_its_log_are_one(tmp_path: Path) -> None:
+def test_a_run_and_its_log_are_one(tmp_path) -> None:
     run_folder(tmp_path / "run", results(2, 6.9031, job="31"))
     write(tmp_path, {"slurm-31.out": log("31", 2, 7.40, epochs=3, samples=7008)})
     (run,) = read_runs([tmp_path])
@@ -56,7 +51,7 @@ def test_a_run_and_its_log_are_one(tmp_path: Path) -> None:
     assert len(read_runs([tmp_path])) == 2
 
 
-def test_a_run_that_was_tracked_tells_how_busy_its_gpus_were(tmp_path: Path) -> None:
+def test_a_run_that_was_tracked_tells_how_busy_its_gpus_were(tmp_path) -> None:
     folder = run_folder(tmp_path / "run", results(2, 5.0123))
 
     def gpu(index: int, percent: float | None) -> dict[str, Any]:
@@ -78,7 +73,7 @@ def test_a_run_that_was_tracked_tells_how_busy_its_gpus_were(tmp_path: Path) -> 
     assert read_runs([folder])[0].utilisation == ()
 
 
-def test_how_busy_gpus_were_is_kept_whoever_knew_it(tmp_path: Path) -> None:
+def test_how_busy_gpus_were_is_kept_whoever_knew_it(tmp_path) -> None:
     document = results(2, 5.0123, job="31")
     run_folder(tmp_path / "run", document)
     document.pop("history")
@@ -100,7 +95,7 @@ def record(document: dict[str, Any], launch: int, status: str = "ok") -> Record:
     return made_record("train", case, launch, status, facts=facts)
 
 
-def test_a_ledger_of_trainings(tmp_path: Path) -> None:
+def test_a_ledger_of_trainings(tmp_path) -> None:
     ledger = Ledger(tmp_path / "study.ledger")
     for launch, (devices, seconds) in enumerate([(1, 9.1), (1, 9.2), (2, 5.3)]):
         document = results(devices, seconds + 0.0123)
@@ -120,7 +115,7 @@ def test_a_ledger_of_trainings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.out", "a.err", "a.log", "a.txt", "job.o123"])
 @pytest.mark.parametrize("first", ["[rank: 0] Seed set to 42", "{'world_size': 4}"])
-def test_a_log_that_begins_as_json_does_is_a_log(tmp_path: Path, name: str, first: str) -> None:
+def test_a_log_that_begins_as_json_does_is_a_log(tmp_path, name: str, first: str) -> None:
     (path,) = write(tmp_path, {name: f"{first}\n{log('7', 4, 95.23)}"})
     (run,) = read_runs([path])
     assert (run.job, run.seconds) == ("7", 95.23)
@@ -141,7 +136,7 @@ def test_a_log_that_begins_as_json_does_is_a_log(tmp_path: Path, name: str, firs
         ("picture.png", b"\x89PNG\r\n\x1a\n\x00\x00"),
     ],
 )
-def test_what_holds_no_run_is_said_in_a_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+def test_what_holds_no_run_is_said_in_a_sentence(tmp_path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UsageError, match=f"{name} holds no run.* give a CSV with"):
@@ -158,9 +153,7 @@ def test_what_holds_no_run_is_said_in_a_sentence(tmp_path: Path, name: str, cont
         ("bad.db", b"SQLite format 3\0" + b"x" * 100, "bad.db is not a database of MLflow"),
     ],
 )
-def test_what_is_broken_is_said_in_a_sentence(
-    tmp_path: Path, name: str, content: bytes, words: str
-) -> None:
+def test_what_is_broken_is_said(tmp_path, name: str, content: bytes, words: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UsageError, match=words):

@@ -1,20 +1,12 @@
 """Intervals of a few runs hold the truth as often as they say: 95 times of 100."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from penstock.instruments.stats.intervals import Interval, students_t
-from penstock.scaling.estimates import (
-    difference,
-    drawn_interval,
-    drawn_means,
-    ratio,
-    why_none,
-)
+from penstock.scaling.estimates import difference, drawn_interval, drawn_means, ratio, why_none
 
 from ..parameters import mainly
 
@@ -32,7 +24,6 @@ def share_held(make: Callable[[np.random.Generator], Interval], truth: float, ti
     held = 0
     for _ in range(times):
         interval = make(rng)
-        assert interval.low is not None and interval.high is not None
         held += interval.low <= truth <= interval.high
     return held / times
 

@@ -1,7 +1,5 @@
 """Laws of scaling: known truths recovered, from runs and by way of logs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,11 +50,9 @@ def test_known_usl_is_recovered_within_its_interval() -> None:
         study = only(runs)
         assert isinstance(study.usl, Usl)
         usl = study.usl
-        assert usl.peak is not None and usl.peak.low is not None and usl.peak.high is not None
         assert usl.peak.value == pytest.approx(np.sqrt((1 - sigma) / kappa), rel=0.15)
         assert usl.peak.low < usl.peak.value < usl.peak.high
         for interval, truth in ((usl.sigma, sigma), (usl.kappa, kappa)):
-            assert interval.low is not None and interval.high is not None
             hits += interval.low <= truth <= interval.high
     assert hits >= 37  # of 40
 
@@ -66,10 +62,8 @@ def test_efficiency_and_the_share_of_karp_and_flatt_are_covered(runs: int) -> No
     hits = shares = 0
     for seed in range(60):
         point = only(repeated(lambda n: n**0.9, (1, 4), runs=runs, seed=seed)).points[1]
-        assert point.efficiency.low is not None and point.efficiency.high is not None
         hits += point.efficiency.low <= 4**-0.1 <= point.efficiency.high
         share = point.karp_flatt
-        assert share is not None and share.low is not None and share.high is not None
         shares += share.low <= float(karp_flatt(4**0.9, 4)) <= share.high
     assert hits == shares >= 55
 
@@ -78,7 +72,6 @@ def test_a_weak_study_has_its_intervals_too() -> None:
     runs = [weak(n, t) for n, t in ((1, 100.0), (1, 101.0), (4, 110.0), (4, 112.0))]
     point = only(runs).points[1]
     assert point.speedup.value == pytest.approx(4 * 201 / 222)
-    assert point.speedup.low is not None and point.speedup.high is not None
     assert point.speedup.low < point.speedup.value < point.speedup.high
     assert point.efficiency.low == pytest.approx(point.speedup.low / 4)
 
@@ -97,6 +90,5 @@ def test_a_peak_counts_devices_and_not_multiples_of_the_baseline() -> None:
 
     study = only([run(4 * n, 100 / times(n), nodes=n) for n in (1, 2, 4, 8)])
     assert isinstance(study.usl, Usl)
-    assert study.usl.peak is not None
     assert study.usl.peak.value == pytest.approx(40)
     assert study.usl.peak.low is None

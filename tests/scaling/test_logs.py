@@ -1,9 +1,7 @@
 """Logs as runs: real ones, the seed's and our own."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,34 +101,36 @@ TOLD: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "a name without an end": (f"Job ID: {'9' * 5000}\n", {"job": "9" * 40}),
 }  # fmt: skip
+DEVICES = {
+    "WORLD_SIZE: 4 GPUs on 1 node": 4,
+    "WORLD_SIZE: 1\n  SLURM_NTASKS: 8": 8,
+    "Number of tasks: 2\nBatch size (per GPU): 16\nEffective batch size (a × b): 128": 8,
+    "Total GPUs: 4": 4,
+    "Batch size (per GPU): 8\nEffective batch size (b x n x 4 accumulated): 64": 2,
+    "  SLURM_NTASKS: Not set": 1,
+    "Num processes: 4\nProcess index: 0": 4,
+    "World size: 2": 2,
+    "Number of tasks: 1\nWorld size: 4": 4,
+}
+TIMES = {
+    ": 1.5 hours": 5400, ": N/A": None, " (minutes): 6.5": 390, " [in hours]: 1,5": 5400,
+    " (h:mm:ss): 0:06:40": 400, " (min): 400 s": 400, " (rank 0): 400": 400,
+    " (wall clock): 400": 400,
+}  # fmt: skip
+TOLD |= {lines: (f"Job ID: 1\n{lines}\n", {"devices": n}) for lines, n in DEVICES.items()}
+TOLD |= {
+    total: (f"Job ID: 1\nMax epochs: 5\nTotal training time{total}\n", {"seconds": seconds})
+    for total, seconds in TIMES.items()
+}
 
 
 @pytest.mark.parametrize(("text", "values"), TOLD.values(), ids=TOLD)
-def test_what_a_log_tells(tmp_path: Path, text: str, values: dict[str, object]) -> None:
+def test_what_a_log_tells(tmp_path, text: str, values: dict[str, object]) -> None:
     (run,) = read_text(tmp_path, text)
     assert {name: getattr(run, name) for name in values} == values
 
 
-@pytest.mark.parametrize(
-    "lines, devices",
-    [
-        ("WORLD_SIZE: 4 GPUs on 1 node", 4),
-        ("WORLD_SIZE: 1\n  SLURM_NTASKS: 8", 8),
-        ("Number of tasks: 2\nBatch size (per GPU): 16\nEffective batch size (a × b): 128", 8),
-        ("Total GPUs: 4", 4),
-        ("Batch size (per GPU): 8\nEffective batch size (b x n x 4 accumulated): 64", 2),
-        ("  SLURM_NTASKS: Not set", 1),
-        ("Num processes: 4\nProcess index: 0", 4),
-        ("World size: 2", 2),
-        ("Number of tasks: 1\nWorld size: 4", 4),
-    ],
-)
-def test_devices_by_what_tells_best(tmp_path: Path, lines: str, devices: int) -> None:
-    (run,) = read_text(tmp_path, f"Job ID: 1\n{lines}\n")
-    assert run.devices == devices
-
-
-def test_our_own_log_tells_its_device_and_its_phases(tmp_path: Path) -> None:
+def test_our_own_log_tells_its_device_and_its_phases(tmp_path) -> None:
     (run,) = read_text(tmp_path, MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"}))
     assert run.on_cpu and run.settings["device"] == "cpu"
     assert [rank.rank for rank in run.ranks] == [0, 1]
@@ -141,7 +141,7 @@ def test_our_own_log_tells_its_device_and_its_phases(tmp_path: Path) -> None:
     assert exposed(Configuration((run,))) == pytest.approx((0.33 + 82.5) / 165.66)
 
 
-def test_a_file_without_an_end_of_line_costs_no_square(tmp_path: Path) -> None:
+def test_a_file_without_an_end_of_line_costs_no_square(tmp_path) -> None:
     path = tmp_path / "long.out"
     path.write_bytes(b"x" * 5_000_000 + b"\rJob ID: 3\r" + b"\xff\x1b[A" * 500_000)
     assert max(len(text_of(line)) for line in raw_lines(path)) <= 1 << 14
@@ -174,13 +174,13 @@ def test_logs_knobs_and_trackers_are_compared_by_one_list() -> None:
         "Epoch 49: 100%|██████████| 55/55 [00:02<00:00, val_acc=0.95]Total training time: 95.4 s\n",
     ],
 )
-def test_a_total_within_the_line_of_another_rank_is_found(tmp_path: Path, glued: str) -> None:
+def test_a_total_within_the_line_of_another_rank_is_found(tmp_path, glued: str) -> None:
     (run,) = read_text(tmp_path, log("7", 4, 95.23) + glued)
     assert run.rank_seconds[-1] == run.seconds == 95.40
     assert run.complete
 
 
-def test_fields_within_the_line_of_another_rank_are_found(tmp_path: Path) -> None:
+def test_fields_within_the_line_of_another_rank_are_found(tmp_path) -> None:
     text = log("7", 4, 95.23)
     for line in (
         "Max epochs: 50",
@@ -196,7 +196,7 @@ def test_fields_within_the_line_of_another_rank_are_found(tmp_path: Path) -> Non
     assert run == plainly
 
 
-def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
+def test_a_log_in_which_srun_names_the_tasks(tmp_path) -> None:
     (plainly,) = read_text(tmp_path, log("7", 4, 95.23))
     lines = log("7", 4, 95.23).replace("\r", "\n").split("\n")
     for width in (1, 2):
@@ -205,80 +205,13 @@ def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
         assert run == plainly
 
 
-@pytest.mark.parametrize(
-    ("total", "seconds"),
-    [
-        ("1.5 hours", 5400),
-        ("N/A", None),
-    ],
-)
-def test_a_total_is_read_with_its_unit(tmp_path: Path, total: str, seconds: float | None) -> None:
-    (run,) = read_text(tmp_path, f"Job ID: 1\nMax epochs: 5\nTotal training time: {total}\n")
-    assert run.seconds == seconds
-
-
-@pytest.mark.parametrize(
-    ("label", "total", "seconds"),
-    [
-        ("(minutes)", "6.5", 390),
-        ("[in hours]", "1,5", 5400),
-        ("(h:mm:ss)", "0:06:40", 400),
-        ("(min)", "400 s", 400),
-        ("(rank 0)", "400", 400),
-        ("(wall clock)", "400", 400),
-    ],
-)
-def test_a_unit_beside_the_name_of_a_time_counts(
-    tmp_path: Path, label: str, total: str, seconds: float
-) -> None:
-    (run,) = read_text(tmp_path, f"Job ID: 1\nTotal training time {label}: {total}\n")
-    assert run.seconds == seconds
-
-
 @pytest.mark.parametrize("total", ["09:15", "~362 s"])
-def test_a_total_of_several_meanings_is_refused_with_its_line(tmp_path: Path, total: str) -> None:
+def test_a_total_of_several_meanings_is_refused_with_its_line(tmp_path, total: str) -> None:
     with pytest.raises(UsageError, match=f"slurm-77.out: Total training time: {total}: '{total}'"):
         read_text(tmp_path, f"Job ID: 1\nMax epochs: 5\nTotal training time: {total}\n")
 
 
-def body(devices: int, seconds: float, ranks: int = 1) -> str:
-    """What a training prints below the header of its job."""
-    return log("5", devices, seconds, ranks=ranks).partition("=" * 70)[2]
-
-
-def test_two_trainings_of_one_job_are_two_runs(tmp_path: Path) -> None:
-    """Also if both ran on as many devices, and if each rank printed its total."""
-    text = f"Job ID: 5\n{body(1, 400)}{body(4, 110, ranks=4)}{body(4, 108, ranks=4)}"
-    one, four, again = read_text(tmp_path, text)
-    assert [run.devices for run in (one, four, again)] == [1, 4, 4]
-    assert [run.seconds for run in (one, four, again)] == [400, 110, 108]
-    assert len(four.rank_seconds) == len(again.rank_seconds) == 4
-
-
-def test_ranks_that_print_one_after_the_other_are_one_run(tmp_path: Path) -> None:
-    """As where each keeps its lines until its end."""
-    (run,) = read_text(tmp_path, "Job ID: 5\n" + "".join(body(3, s) for s in (95, 97, 96)))
-    assert (run.devices, run.seconds, run.rank_seconds) == (3, 97, (95, 97, 96))
-    assert (run.epochs, run.status) == (50, "complete")
-
-
-def test_an_epoch_0_after_a_total_begins_a_training(tmp_path: Path) -> None:
-    bars = "".join(f"Epoch {e}: 100%|██| 10/10 [00:01<00:00, 9it/s]\n" for e in range(2))
-    total = "Total training time: {} seconds\n"
-    text = f"Job ID: 5\nBatch size: 8\n{bars}{total.format(40)}{bars}{total.format(20)}"
-    assert [(run.seconds, run.epochs) for run in read_text(tmp_path, text)] == [(40, 2), (20, 2)]
-
-
-def test_a_world_size_after_a_total_is_of_the_next_training(tmp_path: Path) -> None:
-    bar = "Epoch 1/1: 100%|██| 10/10 [00:01<00:00, 9it/s]\n"
-    texts = [
-        f"World size: {n}\n{bar}Total training time: {s} seconds\n" for n, s in ((1, 40), (4, 11))
-    ]
-    runs = read_text(tmp_path, "".join(texts))
-    assert [(run.devices, run.seconds) for run in runs] == [(1, 40), (4, 11)]
-
-
-def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path: Path) -> None:
+def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path) -> None:
     environ = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
     document = results(2, 6.90312, job="12_3")
     run_folder(tmp_path / "run", document)
@@ -287,7 +220,7 @@ def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path: Path) -> None:
     assert (run.job, run.seconds) == ("12_3", pytest.approx(7.40312))
 
 
-def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
+def test_our_log_and_our_folder_tell_the_same(tmp_path) -> None:
     document = results(2, 6.90312, job="31")
     folder = run_folder(tmp_path / "run", document, hidden_dims=[64, 32, 16], num_samples=10000)
     (path,) = write(tmp_path, {"slurm-31.out": our_log(document, {"SLURM_JOB_ID": "31"})})
@@ -304,7 +237,7 @@ def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
     assert (study.kind, len(study.points)) == ("hybrid", 2)
 
 
-def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None:
+def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path) -> None:
     document = results(1, 5.4321, epochs=2)
     folder = run_folder(tmp_path / "run", document, epochs=50, max_steps=400)
     text = our_log(document, {"SLURM_JOB_ID": "31"}, epochs=50, max_steps=400)
@@ -316,26 +249,22 @@ def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None
     assert logged.settings["number of steps"] == kept.settings["number of steps"] == "400"
 
 
-@pytest.mark.parametrize("where", ["bar", "best", "training"])
-def test_a_loss_that_is_nan_is_told(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize(
+    ("finite", "nan"),
+    [
+        ("val_loss=0.151,", "val_loss=nan,"),
+        ("Best validation loss: 0.1187", "Best validation loss: nan"),
+        ("v_num=1, val_loss=0.151,", "v_num=1, train_loss_step=nan, val_loss=0.151,"),
+    ],
+)
+def test_a_loss_that_is_nan_is_told(tmp_path, finite: str, nan: str) -> None:
     text = log("7", 2, 50.0)
-    if where == "bar":
-        text = text.replace("val_loss=0.151,", "val_loss=nan,")
-    if where == "best":
-        text = text.replace("Best validation loss: 0.1187", "Best validation loss: nan")
-    if where == "training":
-        text = text.replace(
-            "v_num=1, val_loss=0.151,", "v_num=1, train_loss_step=nan, val_loss=0.151,"
-        )
-    assert "nan" in text
-    run = one(write(tmp_path, {"slurm-7.out": text})[0])
-    assert run.diverged and run.complete
+    (run,), (fine,) = read_text(tmp_path, text.replace(finite, nan)), read_text(tmp_path, text)
+    assert run.diverged and run.complete and not fine.diverged
     assert run.val_loss is not None and math.isfinite(run.val_loss)
-    (fine,) = write(tmp_path, {"slurm-8.out": log("8", 2, 50.0)})
-    assert not one(fine).diverged
 
 
-def test_a_loss_of_ours_that_is_null_was_nan(tmp_path: Path) -> None:
+def test_a_loss_of_ours_that_is_null_was_nan(tmp_path) -> None:
     """JSON has no NaN."""
     document = results(1, 5.0)
     document["history"][1]["val_loss"] = None
@@ -356,7 +285,7 @@ MEMBERS = "".join(
 )
 
 
-def test_a_plain_log_of_lightning_is_of_its_members_and_finished(tmp_path: Path) -> None:
+def test_a_plain_log_of_lightning_is_of_its_members_and_finished(tmp_path) -> None:
     (run,) = read_text(tmp_path, LIGHTNING.format(members=MEMBERS))
     assert (run.devices, run.status, run.epochs, run.planned_epochs) == (4, "complete", 5, 5)
     assert (run.device, run.seconds, run.complete) == ("NVIDIA A100-SXM4-40GB", None, False)
@@ -403,28 +332,64 @@ def test_a_plain_log_of_lightning_is_of_its_members_and_finished(tmp_path: Path)
         ),
     ],
 )  # fmt: skip
-def test_what_lightning_says(tmp_path: Path, text: str, values: dict[str, object]) -> None:
+def test_what_lightning_says(tmp_path, text: str, values: dict[str, object]) -> None:
     (run,) = read_text(tmp_path, f"Job ID: 1\n{text}")
     assert {name: getattr(run, name) for name in values} == values
 
 
-def test_what_lightning_prints_to_the_error_file_counts(tmp_path: Path) -> None:
+def test_what_lightning_prints_to_the_error_file_counts(tmp_path) -> None:
     err = f"{MEMBERS}`Trainer.fit` stopped: `max_epochs=5` reached.\n"
     out, _ = write(tmp_path, {"slurm-7.out": BARS, "slurm-7.err": err})
     run = one(out)
     assert (run.devices, run.status, run.epochs) == (4, "complete", 5)
 
 
-def test_two_trainings_of_lightning_are_two_runs(tmp_path: Path) -> None:
-    """Also if only the first is distributed, and if a test of the model follows on one device."""
-    first, alone = (LIGHTNING.format(members=members) for members in (MEMBERS, ""))
-    runs = read_text(tmp_path, f"Job ID: 5\n{first}Total training time: 9 s\n{alone}")
-    assert [(run.devices, run.seconds) for run in runs] == [(4, 9), (1, None)]
-    tested = f"Job ID: 5\n{first}GPU available: True (cuda), used: True\nTotal training time: 9 s\n"
-    assert [(run.devices, run.seconds) for run in read_text(tmp_path, tested)] == [(4, 9)]
+def body(devices: int, seconds: float, ranks: int = 1) -> str:
+    """What a training prints below the header of its job."""
+    return log("5", devices, seconds, ranks=ranks).partition("=" * 70)[2]
 
 
-def test_the_time_of_a_requeued_job_is_divided_by_the_epochs_that_it_did(tmp_path: Path) -> None:
+BAR_OF_10 = "Epoch {}: 100%|██| 10/10 [00:01<00:00, 9it/s]\n"
+TOTAL = "Total training time: {} seconds\n"
+FIRST, ALONE = (LIGHTNING.format(members=members) for members in (MEMBERS, ""))
+SEVERAL: dict[str, tuple[str, list[Any]]] = {
+    "as many devices, and each rank prints its total": (
+        f"{body(1, 400)}{body(4, 110, ranks=4)}{body(4, 108, ranks=4)}",
+        [(1, 400, (400,), 50), (4, 110, (110, 109.9, 109.8, 109.7), 50),
+         (4, 108, (108, 107.9, 107.8, 107.7), 50)],
+    ),
+    "each rank keeps its lines until its end": (
+        "".join(body(3, seconds) for seconds in (95, 97, 96)), [(3, 97, (95, 97, 96), 50)],
+    ),
+    "an epoch 0 after a total": (
+        "Batch size: 8\n" + "".join(
+            BAR_OF_10.format(0) + BAR_OF_10.format(1) + TOTAL.format(s) for s in (40, 20)
+        ),
+        [(1, 40, (40,), 2), (1, 20, (20,), 2)],
+    ),
+    "a world size after a total": (
+        "".join(
+            f"World size: {n}\n{BAR_OF_10.format('1/1')}{TOTAL.format(s)}"
+            for n, s in ((1, 40), (4, 11))
+        ),
+        [(1, 40, (40,), 1), (4, 11, (11,), 1)],
+    ),
+    "of Lightning, only the first is distributed": (
+        FIRST + TOTAL.format(9) + ALONE, [(4, 9, (9,), 5), (1, None, (), 5)],
+    ),
+    "of Lightning, a test follows on one device": (
+        f"{FIRST}GPU available: True (cuda), used: True\n{TOTAL.format(9)}", [(4, 9, (9,), 5)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "runs"), SEVERAL.values(), ids=SEVERAL)
+def test_trainings_of_one_job_are_told_apart(tmp_path, text: str, runs: Any) -> None:
+    read = read_text(tmp_path, f"Job ID: 5\n{text}")
+    assert [(run.devices, run.seconds, run.rank_seconds, run.epochs) for run in read] == runs
+
+
+def test_the_time_of_a_requeued_job_is_divided_by_the_epochs_that_it_did(tmp_path) -> None:
     """The seed's script divides it by all of them; without a bar nobody knows how many it did."""
     end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
     first = log("9", 4, None, done=20, end=end)

@@ -1,7 +1,5 @@
 """Phases of steps: shares, and what a training prints of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -56,6 +54,4 @@ def test_the_shares_that_a_training_prints_are_of_its_steps() -> None:
     assert "rank 0: 8.00 s a step: data_wait 12%, forward 38%, communication 50%" in printed
     assert "repeated" not in " ".join(printed)
     padded = lines({**results, "world_size": 4, "repeated_samples": 3}, Path("out"))
-    assert any(
-        "3 samples of each epoch repeated, so that all 4 ranks have" in line for line in padded
-    )
+    assert any("3 samples of each epoch repeated, so that all 4 ranks" in line for line in padded)

@@ -1,7 +1,5 @@
 """Runs from tables: a CSV of one's own, and those that trackers export."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path
@@ -11,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.read import read_runs
+from penstock.scaling import TrainingRun, read_runs, runs_to_csv
 from penstock.scaling.sources.tracked import training_runs
 from penstock.scaling.sources.tracker_files import table_runs
-from penstock.scaling.study_text import runs_to_csv
 
 from .kit import only, run, write
 
@@ -45,13 +41,13 @@ OWN = {
 
 
 @pytest.mark.parametrize(("text", "runs"), OWN.values(), ids=OWN)
-def test_a_table_of_ones_own(tmp_path: Path, text: str, runs: list[tuple[str, int, float]]) -> None:
+def test_a_table_of_ones_own(tmp_path, text: str, runs: list[tuple[str, int, float]]) -> None:
     read_ = read(tmp_path, text)
     assert [(one.job, one.devices, one.seconds) for one in read_] == runs
     assert all(one.complete for one in read_)
 
 
-def test_nodes_and_batch_decide_the_kind_of_scaling(tmp_path: Path) -> None:
+def test_nodes_and_batch_decide_the_kind_of_scaling(tmp_path) -> None:
     text = "devices,seconds,nodes,batch,samples,run\n1,400,1,32,10000,a\n8,60,2,32,10000,b\n"
     runs = read(tmp_path, text)
     assert [(one.nodes, one.batch, one.global_batch) for one in runs] == [(1, 32, 32), (2, 32, 256)]
@@ -86,7 +82,7 @@ MLFLOW_PAGE = (
     [(WANDB, "runtime"), (MLFLOW, "end_time - start_time"), (MLFLOW_PAGE, "duration")],
     ids=["W&B", "MLflow", "a page of MLflow's"],
 )
-def test_a_table_that_a_tracker_exports(tmp_path: Path, text: str, column: str) -> None:
+def test_a_table_that_a_tracker_exports(tmp_path, text: str, column: str) -> None:
     said: list[str] = []
     one, four, gone = read(tmp_path, text, said)
     assert [each.name for each in (one, four, gone)] == ["one", "four", "gone"]
@@ -96,14 +92,14 @@ def test_a_table_that_a_tracker_exports(tmp_path: Path, text: str, column: str) 
     assert f"its times ({column}) are of whole runs" in said[0]
 
 
-def test_a_measured_training_time_counts_before_that_of_the_run(tmp_path: Path) -> None:
+def test_a_measured_training_time_counts_before_that_of_the_run(tmp_path) -> None:
     text = "Name,State,Runtime,world_size,training_time\na,finished,500,1,400.5\nb,finished,9,4,\n"
     said: list[str] = []
     first, other = read(tmp_path, text, said)
     assert (first.seconds, other.seconds, said) == (400.5, None, [])
 
 
-def test_our_own_table_of_runs_is_read_back(tmp_path: Path) -> None:
+def test_our_own_table_of_runs_is_read_back(tmp_path) -> None:
     runs = [run(1, 400.0), run(4, 110.0), run(4, 30.0, epochs=10, job="part", status="timeout")]
     back = read(tmp_path, runs_to_csv(runs))
     names = ("job", "devices", "nodes", "seconds", "epochs", "planned_epochs", "batch", "status")
@@ -128,7 +124,7 @@ def test_our_own_table_of_runs_is_read_back(tmp_path: Path) -> None:
         ("devices,start_time,end_time\n4,2026-01-01 10:00,2026-01-01T10:30Z\n", "row 1: end_time"),
     ],
 )  # fmt: skip
-def test_what_a_table_says_otherwise_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+def test_what_a_table_says_otherwise_is_refused(tmp_path, text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=rf"times.csv(,|) {sentence}"):
         read(tmp_path, text)
 

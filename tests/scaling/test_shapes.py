@@ -1,10 +1,7 @@
 """Lines that are read by their shape give what they give when each is read in full."""
 
-from __future__ import annotations
-
 import gzip
 import random
-from pathlib import Path
 
 import pytest
 
@@ -56,7 +53,7 @@ LOGS = (
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.long)])
-def test_shapes_change_nothing(tmp_path: Path, rounds: int) -> None:
+def test_shapes_change_nothing(tmp_path, rounds: int) -> None:
     """Mutated and shuffled logs are read by shapes, and each line in full."""
     path, by_shape = tmp_path / "slurm-7.out", 0
 
@@ -89,7 +86,7 @@ def test_shapes_change_nothing(tmp_path: Path, rounds: int) -> None:
     assert by_shape > 60 * rounds, "most lines share their shape with an earlier one"
 
 
-def test_what_an_attempt_keeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_attempt_keeps_is_bounded(tmp_path, monkeypatch) -> None:
     for name, most in (("MOST_READINGS", 8), ("MOST_EPOCHS", 2), ("MOST_RANKS", 3)):
         monkeypatch.setattr(attempt, name, most)
     text = "Max epochs: 3\n" + "".join(f"word {n} {'x' * n}: 5\n" for n in range(99))
@@ -114,7 +111,7 @@ def test_shapes_are_bounded() -> None:
     assert not shapes.take(b"z" * 600, Attempt())
 
 
-def test_a_compressed_log_is_read_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+def test_a_compressed_log_is_read_and_a_damaged_one_is_refused(tmp_path) -> None:
     text = LOGS[1].encode()
     (plain, packed) = (tmp_path / name for name in ("slurm-5.out", "slurm-6.out.gz"))
     plain.write_bytes(text)

@@ -1,7 +1,5 @@
 """Steps of many devices: published efficiencies, and what the model does not know."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -107,11 +105,8 @@ def test_a_step_of_several_that_is_explained_adds_nothing() -> None:
 
 def test_a_step_of_several_below_what_one_computes_is_contradicted() -> None:
     one = device(32, 296.80, 22.9e6)
-    quick = replace(one, seen=(4, 0.5 * one.compute_s))
-    text = " ".join(assumptions_of(quick, a100()))
-    assert (
-        "A step of 4 devices took 53.9 ms, and all of this needs 108 ms: one of the two is" in text
-    )
+    text = " ".join(assumptions_of(replace(one, seen=(4, 0.5 * one.compute_s)), a100()))
+    assert "A step of 4 devices took 53.9 ms, and all of this needs 108 ms: one of the" in text
     assert "the measured step is not used" in text
     explained = predict_step(one, a100(), 4)
     text = " ".join(assumptions_of(replace(one, seen=(4, explained.step_s)), a100()))
@@ -232,9 +227,7 @@ def test_a_loader_that_was_too_slow_stays_so_on_every_device() -> None:
         ({"seen": (2, 0.5)}, 64, "what is not in the model"),
     ],
 )
-def test_what_takes_most_of_a_step_is_named(
-    fields: dict[str, Any], devices: int, bound: str
-) -> None:
+def test_what_takes_most_is_named(fields: dict[str, Any], devices: int, bound: str) -> None:
     one = replace(DeviceStep(0.1, 0.06, 32, 1e6), **fields)
     made = predict_step(one, replace(a100(4), overlap=0.0), devices)
     assert made.bound_by == bound

@@ -1,20 +1,13 @@
 """The verb's simulation, from runs."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from .kit import results, said
 
 
-def test_simulate_from_a_run_prints_its_assumptions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_from_a_run_prints_its_assumptions(tmp_path, capsys) -> None:
     phases = {"forward": 0.03, "backward": 0.06, "optimizer": 0.01}
     document: dict[str, Any] = results(1, 30.0, phases=phases) | {"gradient_bytes": 100 * 2**20}
     (tmp_path / "training_results.json").write_text(json.dumps(document))
@@ -36,9 +29,7 @@ def test_simulate_from_a_run_prints_its_assumptions(
     assert said(["simulate"], capsys)[0] == 2
 
 
-def test_simulate_from_a_run_of_one_and_one_of_several(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_from_a_run_of_one_and_one_of_several(tmp_path, capsys) -> None:
     phases = {"forward": 0.03, "backward": 0.06, "optimizer": 0.01}
     for devices, seconds, took in ((1, 30.0, phases), (4, 33.0, phases | {"communication": 0.01})):
         document: dict[str, Any] = results(devices, seconds, phases=took) | {

@@ -1,7 +1,5 @@
 """What is read of several paths and folders: each run once, and nothing bad stops the rest."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,10 +21,7 @@ def heard(*paths: Path) -> tuple[list[tuple[str, int]], list[str]]:
     return [(run.job, run.devices) for run in read_runs(paths, said.append)], said
 
 
-# --- each run once ------------------------------------------------------------------------------
-
-
-def test_a_log_given_twice_or_copied_counts_once(tmp_path: Path) -> None:
+def test_a_log_given_twice_or_copied_counts_once(tmp_path) -> None:
     one, four = write(tmp_path, {"a.out": log("1", 1, 362.45), "b.out": log("2", 4, 95.23)})
     copy = tmp_path / "copy.out"
     shutil.copy(one, copy)
@@ -38,7 +33,7 @@ def test_a_log_given_twice_or_copied_counts_once(tmp_path: Path) -> None:
     ]
 
 
-def test_runs_of_one_time_but_several_jobs_are_several(tmp_path: Path) -> None:
+def test_runs_of_one_time_but_several_jobs_are_several(tmp_path) -> None:
     write(tmp_path, {f"slurm-{job}.out": log(job, 4, 95.23) for job in "12"})
     assert heard(tmp_path) == ([("1", 4), ("2", 4)], [])
     # An attempt that broke off is none of another, nor of the whole.
@@ -48,7 +43,7 @@ def test_runs_of_one_time_but_several_jobs_are_several(tmp_path: Path) -> None:
     assert [job for job, _ in heard(tmp_path)[0]] == ["1", "2", "3", "3", "3"]
 
 
-def test_a_run_without_a_job_and_its_log_are_one(tmp_path: Path) -> None:
+def test_a_run_without_a_job_and_its_log_are_one(tmp_path) -> None:
     """As torchrun leaves them: the log knows its folder, and no number of a job."""
     for name, seconds in (("r2-1", 6.90312), ("r2-2", 6.91312)):
         facts = results(2, seconds)
@@ -60,7 +55,7 @@ def test_a_run_without_a_job_and_its_log_are_one(tmp_path: Path) -> None:
     assert said[0].startswith("4 runs are read, and 2 count: ")
 
 
-def test_a_job_that_came_back_with_nothing_left_to_do_is_one_run(tmp_path: Path) -> None:
+def test_a_job_that_came_back_with_nothing_left_to_do_is_one_run(tmp_path) -> None:
     """It tells its times again, as SLURM preempted it when it was done."""
     document = results(2, 17.1312, job="3")
     document["launch"]["restarts"] = 1
@@ -73,7 +68,7 @@ def test_a_job_that_came_back_with_nothing_left_to_do_is_one_run(tmp_path: Path)
     assert heard(tmp_path)[0] == heard(folder, path)[0] == [("3", 2)]
 
 
-def test_a_total_unlike_its_epochs_is_told(tmp_path: Path) -> None:
+def test_a_total_unlike_its_epochs_is_told(tmp_path) -> None:
     text = log("7", 4, 95.23)
     (path,) = write(tmp_path, {"a.out": text})
     assert heard(path)[1] == []
@@ -82,10 +77,7 @@ def test_a_total_unlike_its_epochs_is_told(tmp_path: Path) -> None:
     assert said.startswith(f"{path}: 57.14 s in all are not 50 epochs of 1.90 s; ")
 
 
-# --- what is passed over ------------------------------------------------------------------------
-
-
-def test_of_several_paths_a_bad_one_stops_none(tmp_path: Path) -> None:
+def test_of_several_paths_a_bad_one_stops_none(tmp_path) -> None:
     """An empty log is that of a job which has just begun."""
     good, empty, zero, torn, archive = write(
         tmp_path,
@@ -111,7 +103,7 @@ def test_of_several_paths_a_bad_one_stops_none(tmp_path: Path) -> None:
         read_runs([good, tmp_path / "gone"])
 
 
-def test_in_a_folder_nothing_bad_stops_the_rest(tmp_path: Path) -> None:
+def test_in_a_folder_nothing_bad_stops_the_rest(tmp_path) -> None:
     write(tmp_path, {"good.out": log("7", 4, 95.23), "zero.out": log("8", 4, 0.0)})
     write(tmp_path, {"empty.out": ""})
     run_folder(tmp_path / "run", results(1, 300.123))
@@ -139,7 +131,7 @@ def test_in_a_folder_nothing_bad_stops_the_rest(tmp_path: Path) -> None:
     assert len(said) == 6
 
 
-def test_a_folder_stands_for_its_logs_by_any_usual_name(tmp_path: Path) -> None:
+def test_a_folder_stands_for_its_logs_by_any_usual_name(tmp_path) -> None:
     write(tmp_path, {"one.log": log("1", 1, 362.45), "two.out": log("2", 4, 95.23)})
     # Anybody's log, in which something broke that was no training.
     write(tmp_path, {"server.log": "Traceback (most recent call last):\nOSError: no\n"})

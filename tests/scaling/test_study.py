@@ -1,7 +1,5 @@
 """Speed-ups: the issue's numbers, the baseline, studies never mixed."""
 
-from __future__ import annotations
-
 import csv
 import io
 
@@ -10,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import NotComparable
+from penstock.scaling import TrainingRun, points_to_csv, summary_table
 from penstock.scaling.estimates import Amdahl, Usl, karp_flatt, peak, usl
-from penstock.scaling.runs import TrainingRun
 from penstock.scaling.study import in_no_study, studies
-from penstock.scaling.study_text import points_to_csv
-from penstock.scaling.tables import summary_table
 
 from .kit import SEED, only, run, seed_runs, strong, weak
 
@@ -122,8 +118,7 @@ def test_work_of_no_kind_is_refused_with_the_difference() -> None:
 def test_runs_that_broke_off_are_not_compared() -> None:
     broken = run(4, None, status="cancelled", epochs=20)
     resumed = run(8, 20.0, epochs=30)
-    study = only([run(1, 100), broken, resumed])
-    assert [p.at.devices for p in study.points] == [1]
+    assert [p.at.devices for p in only([run(1, 100), broken, resumed]).points] == [1]
     assert studies([broken], False) == []
 
 

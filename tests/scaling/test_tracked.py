@@ -1,7 +1,5 @@
 """What trackers tell of a run that is not so, or not whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,9 +13,6 @@ from penstock.scaling.tables import run_mark
 
 def read(runs: Iterable[TrackedRun]) -> list[TrainingRun]:
     return list(training_runs(runs, Path("tracker"), lambda sentence: None))
-
-
-# --- Comet tells when each metric came ------------------------------------------------------------
 
 
 def scored(epochs: int, *, first: float | None = None, planned: int = 3) -> list[TrainingRun]:

@@ -1,7 +1,5 @@
 """Runs as MLflow and Comet keep them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sqlite3
@@ -14,9 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.read import read_runs
-from penstock.scaling.study import studies
+from penstock.scaling import TrainingRun, read_runs, studies
 from penstock.scaling.tables import run_mark
 
 from .kit import results, write
@@ -61,7 +57,7 @@ def check_tracked(runs: list[TrainingRun]) -> None:
     assert study.kind == "hybrid"
 
 
-def test_a_database_of_mlflow(tmp_path: Path) -> None:
+def test_a_database_of_mlflow(tmp_path) -> None:
     mlflow_database(tmp_path / "mlflow.db")
     runs = read_runs([tmp_path / "mlflow.db"])
     check_tracked(runs)
@@ -70,7 +66,7 @@ def test_a_database_of_mlflow(tmp_path: Path) -> None:
     assert runs == read_runs([tmp_path])
 
 
-def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path) -> None:
     path = tmp_path / "mlflow.db"
     mlflow_database(path)
     with sqlite3.connect(path) as db:
@@ -101,7 +97,7 @@ def comet_rows(key: str, seconds: float) -> list[dict[str, Any]]:
 PARAMETERS = {"batch_size": 32, "max_epochs": 2, "num_samples": 10000, "learning_rate": 0.001}
 
 
-def test_metrics_of_comet_as_json(tmp_path: Path) -> None:
+def test_metrics_of_comet_as_json(tmp_path) -> None:
     """As its API gives them, with an experiment's parameters beside them."""
     experiments = [
         {
@@ -116,7 +112,7 @@ def test_metrics_of_comet_as_json(tmp_path: Path) -> None:
     check_tracked(read_runs([path]))
 
 
-def test_metrics_of_comet_as_rows(tmp_path: Path) -> None:
+def test_metrics_of_comet_as_rows(tmp_path) -> None:
     path = tmp_path / "metrics.csv"
     rows = [
         {**row, **PARAMETERS, "num_gpus": n}
@@ -130,7 +126,7 @@ def test_metrics_of_comet_as_rows(tmp_path: Path) -> None:
     check_tracked(read_runs([path]))
 
 
-def test_experiments_of_comet_as_rows(tmp_path: Path) -> None:
+def test_experiments_of_comet_as_rows(tmp_path) -> None:
     text = (
         "Name,num_gpus,batch_size,max_epochs,num_samples,duration,val_loss,val_acc\n"
         "spiral_1gpu,1,32,2,10000,00:01:40,0.4,0.6\nspiral_4gpu,4,32,2,10000,30.25,0.4,0.6\n"
@@ -173,7 +169,7 @@ def epochs_told(first: int, last: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_an_offline_archive_of_comet(tmp_path: Path) -> None:
+def test_an_offline_archive_of_comet(tmp_path) -> None:
     for n, seconds in ((1, 100.5), (4, 30.25)):
         rows = [
             {"name": row["metricName"], "value": row["metricValue"], "step": row["step"],
@@ -191,7 +187,7 @@ def test_an_offline_archive_of_comet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tags", "device"), [({"device": "cpu"}, "cpu"), ({}, None)])
 def test_the_device_that_was_found_counts_and_not_the_one_asked_for(
-    tmp_path: Path, tags: dict[str, str], device: str | None
+    tmp_path, tags: dict[str, str], device: str | None
 ) -> None:
     mlflow_database(tmp_path / "mlflow.db", tags)
     asked = {"world_size": 2, "epochs": 3, "device": "auto"}
@@ -199,7 +195,7 @@ def test_the_device_that_was_found_counts_and_not_the_one_asked_for(
     assert [run.device for run in read_runs([tmp_path])] == [device] * 3
 
 
-def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> None:
+def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path) -> None:
     archive(tmp_path / "a.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
     (run,) = read_runs([tmp_path / "a.zip"])
     assert (run.epochs, run.planned_epochs, run.status) == (3, 4, "unfinished")
@@ -211,7 +207,7 @@ def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> N
     assert run_mark(run) == "* k2: does not say how many epochs it did; not compared."
 
 
-def test_a_resumed_part_of_an_experiment_is_no_run_of_its_own(tmp_path: Path) -> None:
+def test_a_resumed_part_of_an_experiment_is_no_run_of_its_own(tmp_path) -> None:
     """It has no parameters; the first part broke off and is not compared."""
     archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
     archive(tmp_path / "2.zip", "k1", {}, epochs_told(2, 4))
@@ -226,7 +222,7 @@ def test_a_resumed_part_of_an_experiment_is_no_run_of_its_own(tmp_path: Path) ->
     assert (run.planned_epochs, run.complete) == (None, True)
 
 
-def test_an_archive_with_an_impossible_time_hides_nothing_else(tmp_path: Path) -> None:
+def test_an_archive_with_an_impossible_time_hides_nothing_else(tmp_path) -> None:
     archive(tmp_path / "bad.zip", "k1", {"world_size": 2, "training_time": -1}, [])
     with pytest.raises(UsageError, match=r"bad.zip k1: training_time: '-1' is not a time"):
         read_runs([tmp_path / "bad.zip"])
@@ -238,7 +234,7 @@ def test_an_archive_with_an_impossible_time_hides_nothing_else(tmp_path: Path) -
     assert sentence.endswith("; it is passed over")
 
 
-def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path: Path) -> None:
+def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path) -> None:
     archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 3}, epochs_told(0, 3))
     archive(tmp_path / "2.zip", "k2", {"epochs": 3}, epochs_told(0, 3))
     mlflow_database(tmp_path / "mlflow.db")

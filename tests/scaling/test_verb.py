@@ -1,17 +1,11 @@
 """The verb: what it prints and writes, and its exit codes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from .kit import log, said, seed_logs, write
 
 
-def test_output_writes_a_page_tables_and_figures(
-    undrawn: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_writes_a_page_tables_and_figures(undrawn, tmp_path, capsys) -> None:
     seed_logs(tmp_path)
     code, _, err = said([str(tmp_path), "--output", str(tmp_path / "report")], capsys)
     assert code == 0
@@ -25,7 +19,7 @@ def test_output_writes_a_page_tables_and_figures(
     assert "![speedup](speedup.png)" in page and "| Single GPU | 1 |" in page
 
 
-def test_csv_and_metrics_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_metrics_on_stdout(tmp_path, capsys) -> None:
     seed_logs(tmp_path)
     code, out, _ = said([str(tmp_path), "--csv"], capsys)
     assert code == 0
@@ -41,7 +35,7 @@ def test_csv_and_metrics_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture
     assert out.count("(6.04 minutes)") == 1
 
 
-def test_mixed_experiments_exit_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixed_experiments_exit_with_4(tmp_path, capsys) -> None:
     write(tmp_path, {"a.out": log("1", 1, 50.0), "b.out": log("2", 4, 20.0, rate="0.01")})
     code, out, err = said([str(tmp_path)], capsys)
     assert (code, out) == (4, "")
@@ -51,9 +45,7 @@ def test_mixed_experiments_exit_with_4(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Speedup: 2.50x" in out
 
 
-def test_only_broken_runs_exit_with_3_and_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_broken_runs_exit_with_3_and_are_shown(tmp_path, capsys) -> None:
     write(tmp_path, {"a.out": log("1", 4, None, done=3, end="Traceback (most recent call last)\n")})
     code, out, err = said([str(tmp_path / "a.out")], capsys)
     assert code == 3
@@ -67,18 +59,13 @@ def test_only_broken_runs_exit_with_3_and_are_shown(
         (["{}", "--between", "1GB"], "--between belongs to penstock scaling simulate"),
         (["{}", "--metrics", "--output", "x"], "--metrics prints one table and no more; --output"),
         (["{}", "--csv", "--metrics"], "--metrics prints one table and no more; --csv does not go"),
-        (
-            ["simulate", "--csv"],
-            "--csv belongs to penstock scaling, but this is penstock scaling",
-        ),
+        (["simulate", "--csv"], "--csv belongs to penstock scaling, but this is penstock scaling"),
         (["simulate"], "simulate takes a RUN of one device, and perhaps one of several; it got 0"),
         (["simulate", "{}"], "holds 3 runs; simulate takes one"),
         (["{}/nothing"], "cannot be read: No such file or directory"),
     ],
 )
-def test_wrong_usage_exits_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
-) -> None:
+def test_wrong_usage_exits_with_2(tmp_path, capsys, argv: list[str], words: str) -> None:
     seed_logs(tmp_path)
     code, out, err = said([word.replace("{}", str(tmp_path)) for word in argv], capsys)
     assert (code, out) == (2, "")

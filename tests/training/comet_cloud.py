@@ -4,8 +4,6 @@ It is asked for the host that Comet's client would have asked; nothing of Comet'
 sent is kept, by path, and it notes each host that somebody wanted to reach.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import ssl

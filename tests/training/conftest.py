@@ -1,10 +1,7 @@
 """Fixtures of tests of training."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from .track_kit import served
 
 
 @pytest.fixture
-def no_tracker_set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_tracker_set_up(monkeypatch, tmp_path) -> None:
     """No key, server or store of the user's; the processes of trackers keep to one thread."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -22,7 +19,7 @@ def no_tracker_set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def _one_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+def _one_cloud(tmp_path_factory) -> Iterator[Cloud]:
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl to make a certificate")
     made = Cloud(tmp_path_factory.mktemp("cloud"))
@@ -38,7 +35,7 @@ def cloud(_one_cloud: Cloud) -> Cloud:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory) -> Iterator[str]:
     """The URL of an MLflow server on loopback, its store an SQLite database."""
     pytest.importorskip("mlflow")
     folder = tmp_path_factory.mktemp("mlflow")

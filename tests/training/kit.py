@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.base.caller import environment_kept
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, build, environment_kept
 from penstock.data.packed.format import ArrayLayout
 from penstock.data.packed.write import write_dataset
 
@@ -178,8 +176,7 @@ ROWS, COLUMNS = 6, 8
 
 def packed(root: Path, samples: int, first: int = 0) -> Path:
     """Fields that drift eastward by a column a step: `a`, which is seen twice, and `v`."""
-    rng = np.random.default_rng(0)
-    waves = rng.normal(size=(2, ROWS, COLUMNS)).astype(np.float32)
+    waves = np.random.default_rng(0).normal(size=(2, ROWS, COLUMNS)).astype(np.float32)
 
     def at(step: int) -> Any:
         return np.stack([np.roll(wave, step, axis=1) for wave in waves], axis=-1)

@@ -1,7 +1,5 @@
 """Two spirals that something happens to: workloads that tests name, some in other processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Workloads that are sent SIGTERM as they look at a batch, one for each way to be fed."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

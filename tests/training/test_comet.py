@@ -1,7 +1,5 @@
 """A run at Comet: its archive without a key or a network, and live by a stand-in for its cloud."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -51,7 +49,7 @@ def metrics_in(messages: list[dict[str, Any]]) -> Series:
 
 
 def test_without_a_key_comet_is_an_archive_and_a_run_that_goes_on_two_of_one_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ) -> None:
     import torch
 
@@ -63,16 +61,14 @@ def test_without_a_key_comet_is_an_archive_and_a_run_that_goes_on_two_of_one_exp
     assert (experiment["offline_id"], experiment["project_name"]) == (first.stem, "seas")
     assert set(experiment["tags"]) == {"spiral", "1cpu", "study=a"}
     payloads = [message["payload"] for message in messages]
-    others = {each["key"]: each["value"] for each in payloads if "key" in each}
-    assert others["Name"] == "mine"
+    assert {each["key"]: each["value"] for each in payloads if "key" in each}["Name"] == "mine"
     parameters = {
         each["param"]["paramName"]: each["param"]["paramValue"]
         for each in payloads if "param" in each
     }  # fmt: skip
     assert (str(parameters["batch_size"]), parameters["hidden_dims"]) == ("8", "8 4")
     assert parameters["libraries.torch"] == torch.__version__
-    results = tracked(tmp_path, "comet", resume=True, **labels)
-    (tracker,) = results["trackers"]
+    (tracker,) = tracked(tmp_path, "comet", resume=True, **labels)["trackers"]
     assert (tracker["status"], tracker["run"]) == ("ok", first.stem)
     assert tracker["where"] == "track/comet"
     assert "comet upload" in tracking.outcome_of_tracker(tracker, tmp_path)
@@ -101,7 +97,7 @@ def at_home(folder: Path, *settings: dict[str, str]) -> dict[str, str]:
     return variables
 
 
-def test_where_nothing_is_set_comet_s_own_address_is_asked(tmp_path: Path) -> None:
+def test_where_nothing_is_set_comet_s_own_address_is_asked(tmp_path) -> None:
     """By a process of its own with an empty home; another address may stand in a file of Comet's,
     in a variable, or in the key itself. A key from a file is no variable's, and still not told."""
     code = "from penstock.base import scrub\n"
@@ -139,9 +135,7 @@ def trained(environment: dict[str, str], out: Path, *more: str) -> tuple[dict[st
     return tracker, said
 
 
-def test_a_key_without_a_network_is_an_archive_that_comet_uploads(
-    cloud: Cloud, tmp_path: Path
-) -> None:
+def test_a_key_without_a_network_is_an_archive_that_comet_uploads(cloud: Cloud, tmp_path) -> None:
     """And the same training as its folder, and as its log, which has few digits."""
     out, log = tmp_path / "out", tmp_path / "slurm-31.out"
     home = at_home(tmp_path / "home", {"COMET_API_KEY": KEY, "SLURM_JOB_ID": "31"})
@@ -163,7 +157,7 @@ def test_a_key_without_a_network_is_an_archive_that_comet_uploads(
     assert {each["offline"] for each in cloud.posted("add/run")} == {True}
 
 
-def test_comet_is_live_with_no_setting_but_a_key(cloud: Cloud, tmp_path: Path) -> None:
+def test_comet_is_live_with_no_setting_but_a_key(cloud: Cloud, tmp_path) -> None:
     import torch
 
     environment = at_home(tmp_path / "home", cloud.environment(), {"COMET_API_KEY": KEY})

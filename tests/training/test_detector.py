@@ -13,10 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete, UsageError
-from penstock.base.threads import usable_cores
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, UsageError, build, usable_cores
 from penstock.cli import main
 from penstock.reports.training.pictures import read_detections
 
@@ -51,10 +48,7 @@ def test_a_turned_box_holds_what_it_held(seed: int, side: int) -> None:
         assert held(image, before) == held(turned, after) != []
 
 
-@pytest.mark.parametrize(
-    "background, expected",
-    [(0.0, 3), (1.0, 6), (1.4, 7), (9.0, 8)],
-)
+@pytest.mark.parametrize("background, expected", [(0.0, 3), (1.0, 6), (1.4, 7), (9.0, 8)])
 def test_chips_with_objects_are_all_chosen(background: float, expected: int) -> None:
     from penstock.training.workloads.detector_workload import chosen
 
@@ -67,7 +61,7 @@ def test_chips_with_objects_are_all_chosen(background: float, expected: int) -> 
 
 
 @pytest.fixture(scope="module")
-def chips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def chips(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("scenes")
     data, cut = folder / "data", folder / "chips"
     size = ["--size", "112", "112"]
@@ -97,7 +91,7 @@ def workload_of(chips: dict[str, Path], out: Path, **changes: Any) -> DetectorWo
 
 
 @pytest.mark.slow
-def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_path: Path) -> None:
+def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_path) -> None:
     shutil.copytree(chips["train_chips_path"], tmp_path / "copy")
     files = dict.fromkeys(("train_label_file", "val_label_file", "val_data_root"))
     same = workload_of(chips | files, tmp_path, val_chips_path=tmp_path / "copy")
@@ -107,9 +101,7 @@ def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_pa
 
 
 @pytest.mark.slow
-def test_the_detector_takes_steps_and_is_scored(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_detector_learns_and_is_scored(chips: dict[str, Path], tmp_path, monkeypatch) -> None:
     lighten(monkeypatch)
     results = train_workload("detector", detector_config(chips, tmp_path))
     assert results["steps"] == 2
@@ -127,7 +119,7 @@ def test_the_detector_takes_steps_and_is_scored(
 
 @pytest.mark.slow
 def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chips: dict[str, Path], tmp_path, monkeypatch
 ) -> None:
     lighten(monkeypatch)
 
@@ -137,15 +129,12 @@ def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
     train_workload("detector", config("whole"))
     with pytest.raises(Incomplete):
         train_workload("detector", config("parts"), progress=kill_at(2))
-    resumed = train_workload("detector", config("parts", resume=True))
-    assert resumed["resumed_at_steps"]
+    assert train_workload("detector", config("parts", resume=True))["resumed_at_steps"]
     assert_same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
 @pytest.mark.slow
-def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
-    chips: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_detector_is_scored_alike_on_one_and_two_ranks(chips: dict[str, Path], tmp_path) -> None:
     """From the same weights, as a rate of next to nothing leaves them; each chip counts once,
     though two ranks of batches of 3 are given some of them twice."""
     words = ["detector", "--epochs=1", "--max-steps=1", "--batch-size=3", "--num-workers=0"]
@@ -164,7 +153,7 @@ def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
         assert two[name] == pytest.approx(one[name], abs=1e-6), name
 
 
-def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path) -> None:
+def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path) -> None:
     """Each chip tells of all that it sees; what is not in its core is left out, none is lost."""
 
     import torch
@@ -180,8 +169,7 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
             self.seen += 1
             # What is not known of an object cannot be wrong.
             kinds = torch.where(target["labels"] > 3, 2, target["labels"])
-            scores = torch.ones(len(kinds))
-            return [{**target, "labels": kinds, "scores": scores}]
+            return [{**target, "labels": kinds, "scores": torch.ones(len(kinds))}]
 
     oracle: Any = Oracle()
     answers = {
@@ -210,13 +198,13 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path)
     ],
 )
 def test_bad_input_of_the_detector(
-    changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path: Path
+    changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path
 ) -> None:
     with pytest.raises(UsageError, match=message):
         workload_of(chips, tmp_path, **changes)
 
 
-def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
+def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path) -> None:
     lines = chips["train_label_file"].read_text().splitlines(keepends=True)
     other = tmp_path / "other.csv"
     changed = {"train_label_file": other}
@@ -240,7 +228,7 @@ def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Pat
     ],
 )
 def test_chips_that_were_cut_otherwise_are_not_validated_on(
-    key: str, value: Any, sentence: str, chips: dict[str, Path], tmp_path: Path
+    key: str, value: Any, sentence: str, chips: dict[str, Path], tmp_path
 ) -> None:
     shutil.copytree(chips["val_chips_path"], tmp_path / "val")
     for path in (tmp_path / "val").rglob("*.json"):
@@ -250,9 +238,7 @@ def test_chips_that_were_cut_otherwise_are_not_validated_on(
         workload_of(chips, tmp_path, val_chips_path=tmp_path / "val")
 
 
-def test_what_is_found_in_a_scene_without_an_object_is_false(
-    chips: dict[str, Path], tmp_path: Path
-) -> None:
+def test_what_is_found_in_an_empty_scene_is_false(chips: dict[str, Path], tmp_path) -> None:
     """Its chips are background to train on, and count in the score."""
     shutil.copytree(chips["val_chips_path"], tmp_path / "val")
     path = next((tmp_path / "val").glob("*/manifest.json"))
@@ -272,9 +258,7 @@ def test_what_is_found_in_a_scene_without_an_object_is_false(
     assert workload.scores({0: answer})["val_loc_fscore"] == 0
 
 
-def test_scenes_that_chips_were_not_cut_from_are_refused(
-    chips: dict[str, Path], tmp_path: Path
-) -> None:
+def test_scenes_that_chips_were_not_cut_from_are_refused(chips: dict[str, Path], tmp_path) -> None:
     """A root is the folder of the split, or the one above it."""
 
     data = chips["val_data_root"].parent
@@ -295,9 +279,7 @@ def test_scenes_that_chips_were_not_cut_from_are_refused(
 
 
 @pytest.mark.slow
-def test_what_it_was_measured_with_is_recorded(
-    chips: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_is_measured_with_is_noted(chips: dict[str, Path], tmp_path, monkeypatch) -> None:
     from penstock.models import compiled_operators
 
     lighten(monkeypatch)

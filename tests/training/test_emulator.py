@@ -1,7 +1,5 @@
 """The emulator: its net, its training, and what its scores count."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete, UsageError
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, UsageError, build
 from penstock.cli import main
 
+from ..later import imported_later
 from ..places import SHARED
 from .kit import COLUMNS, ROWS, assert_same, forked_ranks, packed, train_workload, weights
+
+torch = imported_later("torch")
 
 if not all(map(find_spec, ("lightning_fabric",))):
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -43,8 +42,6 @@ def test_an_icosphere_by_eulers_formula(level: int) -> None:
 
 
 def test_messages_equal_a_loop_over_edges() -> None:
-    import torch
-
     from penstock.models.emulator import Messages, graph_of, grid_points, icosphere, nearest
 
     points, vertices = grid_points(4, 6), icosphere(1)[0]
@@ -67,8 +64,6 @@ def test_messages_equal_a_loop_over_edges() -> None:
 
 
 def test_the_net_cannot_tell_the_hemispheres_apart() -> None:
-    import torch
-
     from penstock.models.emulator import emulator
 
     torch.manual_seed(0)
@@ -82,7 +77,7 @@ def test_the_net_cannot_tell_the_hemispheres_apart() -> None:
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def roots(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("packed")
     return {
         "train_data_root": packed(folder / "train", 13),
@@ -99,7 +94,7 @@ def settings_of(roots: dict[str, Path], out: Path, **changes: Any) -> TrainConfi
 
 
 @pytest.mark.slow
-def test_an_epoch_in_pieces_is_the_same_epoch(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_an_epoch_in_pieces_is_the_same_epoch(roots: dict[str, Path], tmp_path) -> None:
     """Even where the run is stopped inside a piece."""
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -116,7 +111,7 @@ def test_an_epoch_in_pieces_is_the_same_epoch(roots: dict[str, Path], tmp_path: 
 
 
 @pytest.mark.slow
-def test_validating_on_what_is_trained_on_is_told(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_validating_on_what_is_trained_on_is_told(roots: dict[str, Path], tmp_path) -> None:
     (tmp_path / "packed").symlink_to(roots["train_data_root"])
     same = settings_of(roots, tmp_path / "out", max_steps=1, val_data_root=tmp_path / "packed")
     said: list[str] = []
@@ -124,9 +119,7 @@ def test_validating_on_what_is_trained_on_is_told(roots: dict[str, Path], tmp_pa
     assert "13 of 13 samples of --val-data-root" in " ".join(said)
 
 
-def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path: Path) -> None:
-    import torch
-
+def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path) -> None:
     from penstock.training.workloads.emulator_workload import EmulatorWorkload
 
     workload = EmulatorWorkload(settings_of(roots, tmp_path))
@@ -148,7 +141,7 @@ def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path
     assert scores["val_rmse_a"] == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_path) -> None:
     from penstock.training.workloads.emulator_workload import EmulatorWorkload
 
     model: Any = EmulatorWorkload(settings_of(roots, tmp_path)).model()
@@ -157,10 +150,8 @@ def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_pa
 
 
 @pytest.mark.slow
-def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path: Path) -> None:
+def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path) -> None:
     """12 samples by twos on each rank, or by fours; the loader gives each rank its share."""
-
-    import torch
 
     small = {"latent_size": 8, "mesh_level": 1, "message_steps": 1, "epochs": 2}
     small |= {"optimizer": "sgd", "learning_rate": 0.01}  # Adam makes steps of rounding errors
@@ -183,10 +174,8 @@ def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path: Path) 
         assert two["final"][name] == pytest.approx(value, rel=1e-3), name
 
 
-def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path) -> None:
     """A field that is unknown in one place, as an ocean's on land."""
-    import torch
-
     from penstock.training.workloads.emulator_workload import EmulatorWorkload
 
     small = {"latent_size": 4, "mesh_level": 0, "message_steps": 1, "device": "cpu"}
@@ -224,7 +213,7 @@ def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ERA.is_file(), reason=f"{ERA} is not here")
-def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_path: Path) -> None:
+def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_path) -> None:
     """Trained from January to July, judged from July to January, by its last weights."""
 
     for name, offset, target in (("train", "0", "1"), ("val", "1", "0")):
@@ -236,8 +225,7 @@ def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_pa
         epochs=60, batch_size=1, grid_step=8, latent_size=32, mesh_level=2, message_steps=2,
         learning_rate=4e-3,
     )  # fmt: skip
-    results = train_workload("emulator", config)
-    assert results["final"]["val_relative_rmse"] < 0.9
+    assert train_workload("emulator", config)["final"]["val_relative_rmse"] < 0.9
 
 
 @pytest.mark.parametrize(
@@ -249,7 +237,7 @@ def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_pa
     ],
 )
 def test_bad_input_of_the_emulator(
-    changes: dict[str, Any], message: str, roots: dict[str, Path], tmp_path: Path
+    changes: dict[str, Any], message: str, roots: dict[str, Path], tmp_path
 ) -> None:
     with pytest.raises(UsageError, match=message):
         train_workload("emulator", settings_of(roots, tmp_path, **changes))

@@ -1,7 +1,5 @@
 """Batches in the order of an `Order`, from any batch on; a sample that is damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -9,16 +7,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TrainConfig, UsageError, build
 from penstock.loading.order import Order
 
 if find_spec("lightning_fabric") is None:
@@ -80,9 +75,7 @@ def test_a_feed_gives_the_order_from_any_batch_on(
 
 
 @pytest.mark.parametrize(("threads", "workers"), [(False, 0), (False, 1), (True, 2)])
-def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(
-    threads: bool, workers: int
-) -> None:
+def test_a_wrong_sample_is_one_sentence_from_a_worker_too(threads: bool, workers: int) -> None:
     with feed_of(threads, Damaged(), Order(4, 2), workers) as feed:
         batches = iter(feed.epoch(0, 0))
         assert next(batches)[1] == [0, 1]
@@ -92,9 +85,7 @@ def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_signalled_as_it_begins_works_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_signalled_as_it_begins_works_all_the_same(tmp_path, monkeypatch) -> None:
     """A batch system signals every process of a job, whatever it is at."""
     from torch.utils.data._utils import signal_handling
 
@@ -129,7 +120,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_script_whose_training_fails_comes_to_its_end(tmp_path: Path) -> None:
+def test_a_script_whose_training_fails_comes_to_its_end(tmp_path) -> None:
     """Its traceback holds the iterator whose workers multiprocessing would wait for."""
     (tmp_path / "failing.py").write_text(FAILING)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

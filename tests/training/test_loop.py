@@ -1,7 +1,5 @@
 """The loop of training: what is learnt, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -13,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import PenstockError, UsageError
-from penstock.base.files import held_alone
+from penstock.base import TRAIN_DEFAULTS, PenstockError, TrainConfig, UsageError, build, held_alone
 from penstock.bench.launch.worker import status_of
 from penstock.cli import main
 
+from ..later import imported_later
 from .kit import config_of, rows, train_workload, weights
+
+torch = imported_later("torch")
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -30,9 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.slow
-def test_spiral_is_learnt(tmp_path: Path) -> None:
-    import torch
-
+def test_spiral_is_learnt(tmp_path) -> None:
     from penstock.training.workloads.spiral import Spiral
 
     config = build(
@@ -55,7 +51,7 @@ def test_spiral_is_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_spiral_is_learnt_by_its_defaults(tmp_path: Path) -> None:
+def test_the_spiral_is_learnt_by_its_defaults(tmp_path) -> None:
     """As `penstock train spiral` has it: dropout and all, noise of 0.05. Its score is the best of
     its epochs, so those after the first that is good enough change nothing."""
 
@@ -71,9 +67,7 @@ def test_the_spiral_is_learnt_by_its_defaults(tmp_path: Path) -> None:
         train_workload("spiral", config, progress=look)
 
 
-def test_the_callers_default_dtype_changes_no_weight(tmp_path: Path) -> None:
-    import torch
-
+def test_the_callers_default_dtype_changes_no_weight(tmp_path) -> None:
     state_dicts = []
     for default in (torch.float32, torch.bfloat16):
         torch.set_default_dtype(default)
@@ -86,8 +80,6 @@ def test_the_callers_default_dtype_changes_no_weight(tmp_path: Path) -> None:
 
 
 def test_spirals_without_noise_lie_on_their_curves() -> None:
-    import torch
-
     from penstock.training.workloads.spiral import spirals
 
     points, classes = spirals(101, noise=0.0, seed=3)
@@ -99,16 +91,14 @@ def test_spirals_without_noise_lie_on_their_curves() -> None:
 
 
 @pytest.mark.parametrize("theirs", ["5", "[]", '{"lr": 0.1}'])
-def test_the_arguments_of_another_tool_are_kept(
-    theirs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_arguments_of_another_tool_are_kept(theirs: str, tmp_path, capsys) -> None:
     (tmp_path / "args.json").write_text(theirs)
     assert main(["train", "spiral", "--device", "cpu", "--output-dir", str(tmp_path)]) == 2
     assert "Penstock did not write its args.json; give another folder" in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == [theirs]
 
 
-def test_the_output_tree(tmp_path: Path) -> None:
+def test_the_output_tree(tmp_path) -> None:
     results = train_workload("spiral", config_of(tmp_path, num_samples=83))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "args.json", "best_model.pth", "checkpoints", "steps", "training_results.json",
@@ -125,9 +115,7 @@ def test_the_output_tree(tmp_path: Path) -> None:
     assert sum(float(row["samples"]) for row in rows(tmp_path)) == results["samples"] == 3 * 58
 
 
-def test_a_folder_in_which_somebody_trains_is_refused_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_which_somebody_trains_is_refused_and_named(tmp_path, capsys) -> None:
     """Whatever is asked of it; what died holds nothing."""
 
     reason = f"{tmp_path}: process {os.getpid()} on {socket.gethostname()} trains there now; end it"
@@ -141,7 +129,7 @@ def test_a_folder_in_which_somebody_trains_is_refused_and_named(
     assert not (tmp_path / "train.lock").exists()
 
 
-def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
+def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path) -> None:
     """Layers of 2 x 8, 8 x 4 and 4 x 2 weights, and as many biases as outputs."""
 
     from penstock.training import ranks
@@ -161,7 +149,7 @@ def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
     assert stepper.gradient_bytes == 2 * (36 + 10)
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path) -> None:
     why = r"nan at step \d+: lower --learning-rate 1e\+30 or set --clip-norm"
     with pytest.raises(PenstockError, match=why):
         train_workload("spiral", config_of(tmp_path, learning_rate=1e30))
@@ -169,7 +157,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("share", [1, 3])
-def test_a_sample_that_is_not_finite_is_named(tmp_path: Path, share: int, workers: int) -> None:
+def test_a_sample_that_is_not_finite_is_named(tmp_path, share: int, workers: int) -> None:
     """Before the learning rate is blamed, also where a step has several batches."""
     how = {"grad_accum_steps": share, "num_workers": workers, "batch_size": 4}
     why = r"step \d+: sample 17 \(point 17\) has values that are not finite$"
@@ -178,8 +166,6 @@ def test_a_sample_that_is_not_finite_is_named(tmp_path: Path, share: int, worker
 
 
 def test_what_is_not_finite_is_found_in_any_batch() -> None:
-    import torch
-
     from penstock.training.step import why_not_finite
 
     def batch(items: list[int], rows: list[Any]) -> Any:
@@ -199,9 +185,7 @@ def test_what_is_not_finite_is_found_in_any_batch() -> None:
         assert sentence in why_not_finite([each], object(), config)  # type: ignore[arg-type]
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    import torch
-
+def test_weights_that_are_not_finite_are_refused(tmp_path) -> None:
     from penstock.training.workloads.spiral import mlp
 
     state = mlp((8, 4), 0.0).state_dict()
@@ -218,13 +202,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         ("host", "you tried to allocate 1152921504606846976 bytes"),
     ],
 )
-def test_no_room_is_no_defect(
-    full: str,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_room_is_no_defect(full: str, reason: str, tmp_path, monkeypatch, capsys) -> None:
     """It is one sentence with what would help, and a benchmark knows it for what it is: from the
     error, and where the ranks are torchrun's, from that sentence."""
 
@@ -242,7 +220,7 @@ def test_no_room_is_no_defect(
 
 
 @pytest.mark.slow
-def test_runs_are_not_mixed(tmp_path: Path) -> None:
+def test_runs_are_not_mixed(tmp_path) -> None:
     few: dict[str, Any] = {"epochs": 1, "num_samples": 40}
     train_workload("spiral", config_of(tmp_path, **few))
     (tmp_path / "file").touch()
@@ -266,7 +244,7 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
         train_workload("spiral", config_of(tmp_path, resume=True, **few))
 
 
-def test_what_nobody_says_is_a_run_is_not_removed(tmp_path: Path) -> None:
+def test_what_nobody_says_is_a_run_is_not_removed(tmp_path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "theirs.txt").write_text("years of work")
     with pytest.raises(UsageError, match=r"holds checkpoints and no args\.json"):
@@ -285,9 +263,7 @@ def test_what_nobody_says_is_a_run_is_not_removed(tmp_path: Path) -> None:
         (["spiral", "--resume", "--overwrite"], "--resume goes on with what --overwrite"),
     ],
 )
-def test_bad_words_are_one_sentence(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_words_are_one_sentence(words: list[str], message: str, tmp_path, capsys) -> None:
     assert main(["train", *words, "--output-dir", str(tmp_path), "--device", "cpu"]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -1,12 +1,9 @@
 """A run at MLflow, by a real server and in a database of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,9 +50,7 @@ def read_mlflow(uri: str, run: str) -> tuple[Any, Series]:
     }
 
 
-def test_a_run_is_read_back_from_a_server(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_read_back_from_a_server(server: str, tmp_path, monkeypatch) -> None:
     """One that was stopped goes on in its run."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
@@ -76,9 +71,7 @@ def test_a_run_is_read_back_from_a_server(
     assert run.data.metrics["val_acc"] == results["history"][-1]["val_acc"]
 
 
-def test_a_run_that_was_killed_is_told_to_its_end(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_killed_is_told_to_its_end(server: str, tmp_path, monkeypatch) -> None:
     """SIGKILL of its whole group, as a time limit kills: the process of a tracker sees it end."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     words = ["train", "spiral", *WORDS, "--epochs", "5000", "--output-dir", "out"]
@@ -89,14 +82,13 @@ def test_a_run_that_was_killed_is_told_to_its_end(
     os.killpg(process.pid, signal.SIGKILL)
     process.join()
     run = TrackerState.load(tmp_path / "out", "mlflow").run
-    assert run is not None
     until(lambda: read_mlflow(server, run)[0].info.status == "FAILED")
     assert read_mlflow(server, run)[1]["train_loss_step"]
 
 
 @needs["tensorboard"]
 def test_a_run_without_a_server_is_in_its_own_database_and_no_file_holds_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path, monkeypatch, capfd
 ) -> None:
     """Of TensorBoard beside it, too. Runs at Comet and W&B hold none in the tests of these."""
     from mlflow.tracking import MlflowClient
@@ -123,7 +115,7 @@ def test_a_run_without_a_server_is_in_its_own_database_and_no_file_holds_a_key(
     assert_one_run(tmp_path, tmp_path / "track" / "mlflow.db")
 
 
-def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_stops_nothing(tmp_path, monkeypatch) -> None:
     """It takes the connection, and never answers."""
     import torch
 
@@ -142,9 +134,7 @@ def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_server_that_refuses_is_told_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_refuses_is_told_of_once(tmp_path, monkeypatch, capfd) -> None:
     words = ["train", "spiral", *WORDS, "--track", "mlflow", "--output-dir", str(tmp_path)]
     with held_port() as held:
         nobody = f"http://user:{KEY}@127.0.0.1:{held.getsockname()[1]}/mlflow"

@@ -1,10 +1,7 @@
 """Training any model on pairs of arrays: what is read, what is held back, what is learnt."""
 
-from __future__ import annotations
-
 import itertools
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +13,9 @@ if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
 import penstock
-from penstock.base.config.knobs import build, read_yaml
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, UsageError, build, read_yaml
 from penstock.cli import main
-from penstock.data.box import Box
-from penstock.data.normalize import Scaling
-from penstock.data.stores.open import open_source
-from penstock.data.stores.protocols import AXES
+from penstock.data import AXES, Box, Scaling, open_source
 from penstock.loading.fields import PatchGrid
 from penstock.reports.tune.model_advice import recommend, write_model_yaml
 
@@ -32,7 +24,7 @@ from ..reports.kit import TIMES, sized
 from .kit import NET, tiny, train_workload
 
 
-def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
+def config_of(tmp_path, **changes: Any) -> TrainConfig:
     settings = {
         "model": NET, "tile_size": "8", "batch_size": 4, "epochs": 2, "device": "cpu",
         "num_workers": 2, "output_dir": tmp_path / "out",
@@ -41,7 +33,7 @@ def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
 
 
 @pytest.fixture
-def volumes(tmp_path: Path) -> dict[str, Any]:
+def volumes(tmp_path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     clean = rng.integers(0, 4000, (8, 16, 40)).astype(np.uint16)
     noisy = clean + rng.integers(0, 500, clean.shape).astype(np.uint16)
@@ -119,7 +111,7 @@ def test_what_is_not_finite_is_shown_as_the_lower_bound() -> None:
     assert wanted[0, 0, 0, :4].isfinite().tolist() == [False, False, False, True]
 
 
-def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path) -> None:
     said: list[str] = []
     same = volumes | {"target_spec": volumes["in_spec"], "epochs": 1, "num_workers": 0}
     train_workload("pairs", config_of(tmp_path, **same), say=said.append)
@@ -127,7 +119,7 @@ def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
+def test_a_model_learns_and_infer_runs_it(tmp_path) -> None:
     import torch
 
     from penstock.data.volumes import clean_volume
@@ -165,7 +157,7 @@ def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path: Path) -> None:
+def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path) -> None:
     results = []
     for on in (False, True):
         changes = {"epochs": 1, "checkpointing": on, "output_dir": tmp_path / str(on)}
@@ -180,15 +172,12 @@ def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_p
         [{"dtype": "bfloat16"}, {"dtype": "float16", "channels_last": True}, {"amp": True}], 1, 2
     ),
 )
-def test_other_ways_to_compute(
-    changes: dict[str, Any], volumes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_ways_to_compute(changes: dict[str, Any], volumes: dict[str, Any], tmp_path) -> None:
     settings = config_of(tmp_path, **volumes, **changes, epochs=1).model_dump(exclude_unset=True)
-    results = penstock.run_training("pairs", **settings)
-    assert np.isfinite(results["final"]["val_psnr"])
+    assert np.isfinite(penstock.run_training("pairs", **settings)["final"]["val_psnr"])
 
 
-def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path: Path) -> None:
+def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path) -> None:
     case = {"mode": "train", "checkpointing": True, "device": "cuda:0"}
     (path,) = write_model_yaml(recommend(sized(TIMES, case=case)), tmp_path / "bench.yaml")
     config = build(TrainConfig, TRAIN_DEFAULTS["pairs"], read_yaml(path), volumes)
@@ -210,11 +199,7 @@ def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path
     ],
 )
 def test_bad_input_is_one_sentence(
-    words: dict[str, Any],
-    sentence: str,
-    volumes: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: dict[str, Any], sentence: str, volumes: dict[str, Any], tmp_path, capsys
 ) -> None:
     given_ = {"model": NET, "tile_size": "8", "output_dir": tmp_path / "out", **volumes, **words}
     flags = [
@@ -230,7 +215,7 @@ def test_bad_input_is_one_sentence(
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
-def test_axes_and_series_of_both_arrays(tmp_path: Path) -> None:
+def test_axes_and_series_of_both_arrays(tmp_path) -> None:
     import tifffile
 
     from penstock.training.workloads.pairs import Pairs
@@ -256,7 +241,7 @@ def test_axes_and_series_of_both_arrays(tmp_path: Path) -> None:
         pairs("a.ome.tif")
 
 
-def test_extents_must_agree(tmp_path: Path) -> None:
+def test_extents_must_agree(tmp_path) -> None:
     from penstock.training.workloads.pairs import Pairs
 
     np.save(tmp_path / "a.npy", np.zeros((16, 16, 16), np.uint8))

@@ -17,15 +17,11 @@ if not all(map(find_spec, ("torchvision", "rasterio", "lightning_fabric", "numco
     pytest.skip("torchvision, rasterio or lightning is not installed", allow_module_level=True)
 
 
-from penstock.base.config.data import PredictConfig
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, PredictConfig, TrainConfig, UsageError, build
 from penstock.cli import main
+from penstock.data import Cut, Objects
 from penstock.data.scenes.labels import PREDICTED_COLUMNS, read_predictions
-from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.rasters import NODATA
-from penstock.data.scenes.windows import Cut
 
 from ..parameters import mainly
 from ..rows import rows_of
@@ -50,7 +46,7 @@ def _light() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("scenes")
     words = ["--scenes", "2", "--size", SIZE, SIZE, "--objects", "9", "--seed", "5"]
     assert main(["generate", "xview3", str(root / "data"), *words]) == 0
@@ -70,7 +66,7 @@ def config_of(data: Path, out: Path) -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(data: Path, tmp_path_factory) -> Path:
     """One step of training: it has learnt nothing, and finds much."""
 
     out = tmp_path_factory.mktemp("run")
@@ -86,7 +82,7 @@ def predicted(run: Path, root: Path, out: Path, **changes: Any) -> PredictionSum
 
 
 @pytest.mark.slow
-def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path) -> None:
+def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path) -> None:
     """The other way to the same: cut into chips, stored, read by number, joined by the workload."""
     import torch
 
@@ -122,9 +118,7 @@ def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_submission_that_is_scored(
-    data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_what_is_scored(data: Path, run: Path, tmp_path, capsys) -> None:
     results = json.loads((run / "training_results.json").read_text())
     threshold = results["history"][0]["val_best_threshold"]
     scenes, out = data / "data" / "validation", tmp_path / "p.csv"
@@ -149,9 +143,7 @@ def test_the_command_writes_a_submission_that_is_scored(
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
-    data: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_goes_on_at_its_scene(data: Path, run: Path, tmp_path, monkeypatch) -> None:
     from penstock.training import predict
 
     scenes, out, seen = tmp_path / "scenes", tmp_path / "p.csv", list[str]()
@@ -184,7 +176,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
 
 
 @pytest.mark.slow
-def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: Path) -> None:
+def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path) -> None:
     import rasterio
 
     from penstock.training.workloads.detector_workload import _SAME_OBJECT
@@ -204,9 +196,7 @@ def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_what_the_user_says_comes_before_what_the_run_says(
-    data: Path, run: Path, tmp_path: Path
-) -> None:
+def test_what_the_user_says_comes_before_what_the_run_says(data: Path, run: Path, tmp_path) -> None:
     root = data / "data" / "validation"
     done = predicted(run, root, tmp_path / "q.csv", overlap=24, score_threshold=0.3)
     assert done.windows == 9 and done.settings.threshold == 0.3
@@ -220,12 +210,7 @@ def test_what_the_user_says_comes_before_what_the_run_says(
 
 @pytest.mark.parametrize("verb", mainly(["predict", "train"], 0))
 def test_a_device_that_is_not_there_is_refused(
-    verb: str,
-    data: Path,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    verb: str, data: Path, run: Path, tmp_path, monkeypatch, capsys
 ) -> None:
     import torch
 
@@ -259,12 +244,7 @@ def test_a_device_that_is_not_there_is_refused(
             "run/training_results.json",
             {},
         ),
-        (
-            "",
-            "bathymetry.tif is missing, and the detector sees bathymetry",
-            "scenes/*/bathymetry.tif",
-            {},
-        ),
+        ("", "bathymetry.tif is missing, and the detector", "scenes/*/bathymetry.tif", {}),
         (
             "",
             "--data-root .*scenes holds no scenes: no folder in it has a VH_dB.tif",
@@ -291,8 +271,8 @@ def test_bad_input_is_one_sentence_and_exit_2(
     written: dict[str, str],
     data: Path,
     run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path,
+    capsys,
 ) -> None:
     """Said by flags, or by what is gone and what is written among a good run and its scenes."""
     shutil.copytree(data / "data" / "validation", tmp_path / "scenes")

@@ -1,7 +1,5 @@
 """Detectors over scenes on the workers of a cluster: the table of one process."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +24,7 @@ SETTINGS = ["--channels", "vh,vv,bathymetry", "--backbone", "mobilenet", "--chip
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch) -> Path:
     """A folder with scenes and the weights of a detector that has learnt nothing."""
     import torch
 
@@ -54,9 +52,7 @@ def predict(out: str, *more: str) -> int:
 
 
 @pytest.mark.slow
-def test_workers_write_what_one_process_writes(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_write_what_one_process_writes(place: Path, capsys) -> None:
     assert predict("alone.csv") == 0
     alone = capsys.readouterr().out
     with threads_of_this_process() as workers:
@@ -70,9 +66,7 @@ def test_workers_write_what_one_process_writes(
 
 
 @pytest.mark.slow
-def test_a_scene_that_fails_is_named_and_the_others_are_kept(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_scene_that_fails_is_named_and_the_others_are_kept(place: Path, capsys) -> None:
     assert predict("alone.csv") == 0
     *_, name = sorted(path.name for path in Path("scenes").iterdir())
     raster = Path("scenes", name, "VV_dB.tif")
@@ -89,9 +83,7 @@ def test_a_scene_that_fails_is_named_and_the_others_are_kept(
 
 
 @pytest.mark.slow
-def test_a_device_that_workers_lack_is_refused_in_one_sentence(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_that_workers_lack_is_refused_in_one_sentence(place: Path, capsys) -> None:
     with threads_of_this_process() as workers:
         assert predict("out.csv", "--cluster", workers, "--device", "mps") == 2
     assert "--device mps: torch finds no such device here" in capsys.readouterr().err

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, build
 
 from .kit import NET, packed, train_workload
 
@@ -65,8 +63,7 @@ def trained(
             stops += 1
         finally:
             Struck.moment = None
-    last = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
-    return stops, last["model"]
+    return stops, torch.load(out / "checkpoints" / "last.pt", weights_only=True)["model"]
 
 
 @pytest.fixture(
@@ -76,7 +73,7 @@ def trained(
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("pairs", "emulator")),
     ],
 )
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(request, tmp_path_factory) -> Run:
     from .struck import StruckEmulator, StruckPairs, StruckSpiral
 
     name, folder = request.param, tmp_path_factory.mktemp("runs")
@@ -113,8 +110,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_a_run_struck_at_any_moment_ends_in_the_same_weights(run: Run, data: st.DataObject) -> None:
     import torch
 
-    anywhere = st.integers(0, run.batches - 1)
-    moments = data.draw(st.lists(anywhere, min_size=1, max_size=2))
+    moments = data.draw(st.lists(st.integers(0, run.batches - 1), min_size=1, max_size=2))
     with tempfile.TemporaryDirectory() as out:
         stops, weights = trained(run.workload, run.config, Path(out), moments)
     assert stops >= 1

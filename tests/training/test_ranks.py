@@ -1,7 +1,5 @@
 """Several ranks: the same steps as one, one decision, and one end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -12,9 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete, PenstockError, UsageError
+from penstock.base import TRAIN_DEFAULTS, Incomplete, PenstockError, TrainConfig, UsageError, build
 
 from .kit import assert_same, config_of, forked_ranks, rows, torchrun, train_workload, weights
 
@@ -26,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_ranks(tmp_path_factory) -> Path:
     """A run on two ranks of gloo: 80 training samples, whole batches; 17 validation samples."""
     folder = tmp_path_factory.mktemp("ranks") / "out"
     done = forked_ranks(
@@ -38,7 +34,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not find_spec("torchmetrics"), reason="torchmetrics is not installed")
-def test_fabric_hears_the_version_of_torchmetrics_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fabric_hears_the_version_of_torchmetrics_alone(monkeypatch) -> None:
     """All of it, where it has been imported already."""
     from penstock.training.ranks import torchmetrics_by_version
 
@@ -57,7 +53,7 @@ def test_fabric_hears_the_version_of_torchmetrics_alone(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_path) -> None:
     import torch
 
     alone = build(
@@ -92,7 +88,7 @@ def test_ranks_tell_what_summing_costs_them(two_ranks: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_agree_to_stop_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree_to_stop_and_go_on(tmp_path, monkeypatch) -> None:
     """With dropout, so that each rank must go on with random numbers of its own; with 71 samples
     for two ranks with batches of 4, so that the last one is filled up. What goes on does so under
     torchrun, and with another seed of Python's hashes."""
@@ -130,8 +126,8 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
     raised: BaseException | None,
     caught: type[BaseException] | None,
     done: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path,
+    monkeypatch,
 ) -> None:
     """NCCL's group ends for all ranks at once, and the others are in the middle of a sum. Those
     that this process started end with it."""
@@ -141,8 +137,7 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
     from penstock.training import ranks
 
     calls: list[str] = []
-    child = SimpleNamespace(kill=lambda: calls.append("kill"))
-    launcher = SimpleNamespace(procs=[child])
+    launcher = SimpleNamespace(procs=[SimpleNamespace(kill=lambda: calls.append("kill"))])
 
     def barrier() -> None:
         # From here on they leave with an exit code for which Fabric's watch would kill us.
@@ -163,7 +158,7 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
 
 
 @pytest.mark.slow
-def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
+def test_one_rank_that_fails_ends_them_all(tmp_path) -> None:
     """Without a launcher that would end them, too."""
     words = ["tests.training.spirals:DamagedForOne", "--num-samples", "115", "--batch-size", "4"]
     done = forked_ranks(tmp_path / "out", *words)
@@ -171,9 +166,7 @@ def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
     assert "penstock train: sample 17 is damaged" in done.said
 
 
-def test_ranks_without_distributed_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_without_distributed_are_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="4 ranks were started, and without --distributed"):
         train_workload("spiral", config_of(tmp_path))

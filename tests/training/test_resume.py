@@ -1,7 +1,5 @@
 """A run that is stopped, killed or crashes goes on, and ends in the weights of a whole one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.base import files
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import Incomplete, PenstockError, UsageError
+from penstock.base import Incomplete, PenstockError, TrainConfig, UsageError, files
 from penstock.cli import main
 from penstock.instruments.spans import PhaseTimer
 
+from ..later import imported_later
 from .kit import assert_same, kill_at, rows, train_workload, weights
 from .kit import config_of as small_config
+
+torch = imported_later("torch")
 
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
@@ -34,10 +33,8 @@ def config_of(out: Path, **changes: Any) -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory) -> Path:
     """The folder of a run that nobody stopped: 8 steps in each of 3 epochs."""
-    import torch
-
     folder, threads = tmp_path_factory.mktemp("runs") / "whole", torch.get_num_threads()
     torch.set_num_threads(1)  # as in every run that is compared with it
     train_workload("spiral", config_of(folder))
@@ -59,12 +56,8 @@ def history(out: Path) -> list[dict[str, Any]]:
         pytest.param(3, 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
-    whole: Path, tmp_path: Path, step: int, workers: int
-) -> None:
+def test_a_killed_run_ends_in_whole_weights(whole: Path, tmp_path, step: int, workers: int) -> None:
     """There are 8 steps to an epoch: inside the first, at its end, inside the second, ..."""
-
-    import torch
 
     parts = tmp_path / "parts"
     with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 24"):
@@ -86,7 +79,7 @@ def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
 
 
 @pytest.mark.slow
-def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
+def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path) -> None:
     class Crash(Exception):
         pass
 
@@ -98,14 +91,13 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: P
     with pytest.raises(Crash):
         train_workload("spiral", config_of(parts, checkpoint_every=3), progress=crash)
     assert len(rows(parts)) == 14  # of which two were not in the checkpoint of step 12
-    resumed = train_workload("spiral", config_of(parts, resume=True))
-    assert resumed["resumed_at_steps"] == [12]
+    assert train_workload("spiral", config_of(parts, resume=True))["resumed_at_steps"] == [12]
     assert_same(weights(whole), weights(parts))
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 25)]
 
 
 @pytest.mark.slow
-def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
+def test_more_steps_go_on_inside_the_epoch(tmp_path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train_workload("spiral", config_of(whole, max_steps=13))
     first = train_workload("spiral", config_of(parts, max_steps=10))
@@ -116,9 +108,7 @@ def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
     assert_same(weights(whole), weights(parts))
 
 
-def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_is_asked_before_a_checkpoint(whole: Path, tmp_path, monkeypatch) -> None:
     """The first progress is told at the end of the first epoch."""
     monkeypatch.setattr(PhaseTimer, "drain_every", 50)
     with pytest.raises(Incomplete):
@@ -129,10 +119,8 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path: Path) -> None:
+def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path) -> None:
     """As if the run had been killed between the last state and the files of the best one."""
-
-    import torch
 
     parts = tmp_path / "parts"
     train_workload("spiral", config_of(parts, epochs=1))
@@ -142,7 +130,7 @@ def test_what_follows_a_checkpoint_is_made_up_for(whole: Path, tmp_path: Path) -
     assert_same(*best)
 
 
-def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> None:
+def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path) -> None:
     from penstock.training.ranks import Stop
 
     def look(now: Any) -> None:
@@ -156,9 +144,7 @@ def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> 
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stopped_before_a_checkpoint_begins_anew(tmp_path, capsys, monkeypatch) -> None:
     """What is said of how to go on is true: with nothing saved, and with something."""
 
     from penstock.training.step import Stepper
@@ -190,9 +176,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full")
 @pytest.mark.parametrize(("folder", "file"), [("checkpoints", "last.pt"), ("run", "args.json")])
-def test_a_full_disk_is_named_with_the_file(
-    folder: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_with_the_file(folder: str, file: str, tmp_path, monkeypatch) -> None:
     """torch tells of a full disk that a position is unexpected."""
     real = files._draft
 
@@ -210,7 +194,7 @@ def test_a_full_disk_is_named_with_the_file(
     assert not list(out.rglob("*.part")) and not (out / "checkpoints" / "last.pt").exists()
 
 
-def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: Path) -> None:
+def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path) -> None:
     said: list[str] = []
     results = train_workload(
         "spiral", config_of(tmp_path / "new", epochs=1, resume=True), say=said.append
@@ -225,7 +209,7 @@ def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: 
     assert (tmp_path / "new" / "best_model.pth").exists()
 
 
-def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
+def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     train_workload("spiral", config_of(tmp_path, epochs=1))
     assert signal.getsignal(signal.SIGTERM) is before
@@ -233,8 +217,6 @@ def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
 
 def test_random_numbers_go_on() -> None:
     import random
-
-    import torch
 
     from penstock.training.checkpoint import random_state, set_random_state
 

@@ -1,7 +1,5 @@
 """The steps of a rank: their times, their rows on disk, and the checkpoints between them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -88,7 +86,7 @@ def test_a_wait_for_data_is_the_devices(loading: float, wait: float, step: float
     assert timer.drain() == []
 
 
-def test_half_a_row_of_a_killed_process_is_no_step(tmp_path: Path) -> None:
+def test_half_a_row_of_a_killed_process_is_no_step(tmp_path) -> None:
     from penstock.training.results import StepLog
 
     log = StepLog(tmp_path, 0, 0)
@@ -103,7 +101,7 @@ def test_half_a_row_of_a_killed_process_is_no_step(tmp_path: Path) -> None:
     log.close()
 
 
-def test_the_best_epoch_is_the_earlier_of_equal_ones(tmp_path: Path) -> None:
+def test_the_best_epoch_is_the_earlier_of_equal_ones(tmp_path) -> None:
     from penstock.training.checkpoint import Checkpoints
 
     kept = Checkpoints(tmp_path, lambda *_: None, writes=True, judge="rmse", higher=False)
@@ -113,7 +111,7 @@ def test_the_best_epoch_is_the_earlier_of_equal_ones(tmp_path: Path) -> None:
     assert kept.best == {"score": 1.0, "epoch": 7, "scores": {"rmse": 1.0}}
 
 
-def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path) -> None:
     from penstock.training.checkpoint import Checkpoints
 
     def write(path: Path, state: Mapping[str, Any]) -> None:

@@ -1,10 +1,7 @@
 """The kinds of targets of ``train pairs``: found from values, trained on and scored as that."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +13,7 @@ from numpy.typing import NDArray
 if find_spec("lightning_fabric") is None:
     pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import UsageError
+from penstock.base import TRAIN_DEFAULTS, TrainConfig, UsageError, build
 from penstock.data.stores.open import open_source
 from penstock.models import HeadRecipe, read_training_record
 
@@ -47,7 +42,7 @@ CHANNELS = {"labels": FOUR}
 
 
 @pytest.fixture
-def pairs_of(tmp_path: Path) -> Any:
+def pairs_of(tmp_path) -> Any:
     def make(target: NDArray[Any], source: NDArray[Any] = IMAGE, **changes: Any) -> TrainConfig:
         for name, array in (("in", source), ("target", target)):
             np.save(tmp_path / f"{name}.npy", array)
@@ -100,7 +95,7 @@ def test_the_kind_of_a_target_is_found_and_said(name: str, pairs_of: Any) -> Non
     ],
 )
 def test_a_training_says_what_its_head_is(
-    name: str, model: str, head: tuple[str, ...], pairs_of: Any, tmp_path: Path
+    name: str, model: str, head: tuple[str, ...], pairs_of: Any, tmp_path
 ) -> None:
     config = pairs_of(TARGETS[name][0], model=model, epochs=3, learning_rate=0.03)
     results = train_workload("pairs", config)
@@ -131,7 +126,7 @@ HALF = (IMAGE * 0.5 + 70).astype(np.uint16)
     [(TEMPERATURE, "scores", {"val_psnr"}), (HALF, "intensity", {"val_psnr", "val_psnr_input"})],
 )
 def test_an_image_has_a_scale_of_its_own(
-    target: NDArray[Any], kind: str, scores: set[str], pairs_of: Any, tmp_path: Path
+    target: NDArray[Any], kind: str, scores: set[str], pairs_of: Any, tmp_path
 ) -> None:
     """A temperature from an image, which on the image's scale would be one number; and an image."""
     results = train_workload("pairs", pairs_of(target, learning_rate=0.02, epochs=2))
@@ -155,7 +150,7 @@ def test_an_input_is_compared_on_the_scale_of_the_target(pairs_of: Any) -> None:
     assert results["final"]["val_psnr_input"] == pytest.approx(psnr, abs=0.01)
 
 
-def test_a_record_that_is_none_or_damaged(tmp_path: Path) -> None:
+def test_a_record_that_is_none_or_damaged(tmp_path) -> None:
     weights = tmp_path / "best_model.pth"
     assert read_training_record(weights).heads == {}
     (tmp_path / "args.json").write_text('{"workload": "spiral"}')
@@ -260,9 +255,7 @@ def test_values_are_counted_once_whatever_the_chunks(
     loss=st.sampled_from(("mse", "l1", "bce", "dice", "ce")),
     returns=st.sampled_from(("logits", "probabilities")),
 )
-def test_losses_and_scores_equal_those_of_what_is_finite(
-    data: st.DataObject, loss: Any, returns: Any
-) -> None:
+def test_losses_and_scores_are_of_the_finite(data: st.DataObject, loss: Any, returns: Any) -> None:
     """Each against the formula in numpy, on the values that are known alone."""
     import torch
 
@@ -335,6 +328,5 @@ def test_a_network_that_returns_nan_has_no_score(kind: Any) -> None:
 
     objective = Objective(kind, LOSSES[kind][0], "logits", 2)
     made, planes = torch.full((1, 2, 3, 3), torch.nan), 1 if kind == "labels" else 2
-    target = torch.ones(1, planes, 3, 3)
-    scores = objective.scores(objective.of_samples(made, target, None))
+    scores = objective.scores(objective.of_samples(made, torch.ones(1, planes, 3, 3), None))
     assert np.isnan([*scores.values()]).all()

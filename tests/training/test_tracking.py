@@ -1,7 +1,5 @@
 """What a run tells, and to whom: TensorBoard's files, and trackers that the run does not feel."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -11,10 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
+from penstock.base import MissingDependency, TrainConfig, build
 from penstock.base import secrets as keys
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TrainConfig
-from penstock.base.errors import MissingDependency
 from penstock.cli import main
 from penstock.training import trackers, tracking
 from penstock.training.trackers import LoggedRun, MLflow
@@ -52,7 +48,7 @@ def calls_of(work: Any) -> list[str]:
     return [name for name in names if name != "sys.setprofile"]
 
 
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> Tracking:
+def stand_in(tmp_path, monkeypatch, shell: str) -> Tracking:
     """A tracked run whose tracker's process is a shell script."""
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{shell}\n")
@@ -63,9 +59,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> Tra
     return Tracking(config, facts_of(config))
 
 
-def test_a_step_writes_nothing_and_waits_for_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_writes_nothing_and_waits_for_nobody(tmp_path, monkeypatch) -> None:
     watched = stand_in(tmp_path, monkeypatch, "exec cat")
     times = {"step": 0.01, "forward": 0.004}
     assert calls_of(lambda: watched.step(3, 0, 0.5, 0.001, times)) == []  # one remainder only
@@ -76,9 +70,7 @@ def test_a_step_writes_nothing_and_waits_for_nobody(
     watched.finish("complete", {})
 
 
-def test_a_tracker_that_hangs_costs_metrics_and_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_hangs_costs_metrics_and_no_time(tmp_path, monkeypatch) -> None:
     """Its process reads nothing. The queue fills; at the end it is killed."""
     monkeypatch.setattr(tracking, "COMPLETE_WITHIN_S", 0.2)
     watched = stand_in(tmp_path, monkeypatch, "exec sleep 600")
@@ -94,9 +86,7 @@ def test_a_tracker_that_hangs_costs_metrics_and_no_time(
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(tmp_path, monkeypatch) -> None:
     watched = stand_in(tmp_path, monkeypatch, "exec sleep 600")
     asked = iter([False] * 30)
     said: list[str] = []
@@ -105,9 +95,7 @@ def test_nobody_waits_for_a_tracker_whose_user_does_not_want_to(
     assert outcome["status"] == "failed"
 
 
-def test_a_tracker_whose_process_fails_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_whose_process_fails_is_told(tmp_path, monkeypatch) -> None:
     (outcome,) = stand_in(tmp_path, monkeypatch, "exit 3").finish("complete", {})
     assert (outcome["status"], outcome["error"]) == ("failed", "its process ended early")
 
@@ -144,9 +132,7 @@ def assert_in_tensorboard(out: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @needs["tensorboard"]
-def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(tmp_path, monkeypatch) -> None:
     import torch
 
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
@@ -160,11 +146,8 @@ def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(
     assert re.fullmatch(r"spiral-1cpu-\d{8}-\d{6}-[0-9a-f]{4}", results["name"])
     settings = assert_in_tensorboard(tmp_path)
     assert settings["batch_size"] == 8.0
-    assert (settings["hidden_dims"], settings["tag.study"], settings["device"]) == (
-        "8 4",
-        "a",
-        "cpu",
-    )
+    shown = [settings[name] for name in ("hidden_dims", "tag.study", "device")]
+    assert shown == ["8 4", "a", "cpu"]
     assert settings["libraries.torch"] == torch.__version__
     assert settings["launch.job_id"] == "4711" and results["launch"]["job_name"] == "spirals"
     assert not {"backbone", "output_dir", "track"} & settings.keys()
@@ -186,13 +169,12 @@ def test_tensorboard_reads_what_was_told_of_a_run_that_went_on(
 
 @pytest.mark.slow
 @needs["tensorboard"]
-def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
+def test_only_the_first_of_two_ranks_tells(tmp_path) -> None:
     words = ["spiral", *WORDS, "--track", "tensorboard", "--profile", "--profile-steps", "2"]
     done = forked_ranks(tmp_path / "run", *words)
     assert done.codes == [0, 0], done.said
     tmp_path /= "run"
-    settings = assert_in_tensorboard(tmp_path)
-    assert settings["world_size"] == 2.0
+    assert assert_in_tensorboard(tmp_path)["world_size"] == 2.0
     results = json.loads((tmp_path / "training_results.json").read_text())
     assert results["name"].startswith("spiral-2cpu-")
     assert results["launch"]["nodes"] == 1
@@ -203,7 +185,7 @@ def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
         assert "aten::linear" in {event.get("name") for event in trace["traceEvents"]}
 
 
-def test_mlflow_s_place_is_the_server_s_or_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_s_place_is_the_server_s_or_the_run_s(monkeypatch) -> None:
     assert MLflow(Path("run"), {}, TrackerState()).where == "track/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:word@server:5000/?token=abc")
     assert MLflow(Path("run"), {}, TrackerState()).where == "http://server:5000/"
@@ -231,9 +213,7 @@ class Refusing(trackers.Tracker):
     def finalize(self, status: str) -> None: ...
 
 
-def test_a_tracker_that_was_gone_goes_on_in_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_was_gone_goes_on_in_its_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", KEY)
     monkeypatch.setitem(trackers.TRACKERS, "mlflow", Refusing)
     monkeypatch.setattr(Refusing, "opened", [], raising=False)
@@ -256,7 +236,7 @@ def test_a_tracker_that_was_gone_goes_on_in_its_run(
     assert said == ["mlflow at track/away: ConnectionError: it is away with *** (the run goes on)"]
 
 
-def test_what_a_tracker_left_is_never_the_run_s(tmp_path: Path) -> None:
+def test_what_a_tracker_left_is_never_the_run_s(tmp_path) -> None:
     """A state that no tracker wrote is that of a run that has not begun there."""
     (tmp_path / "track").mkdir()
     for text in ("torn{", "[3]", '{"where": "x", "sent": null}'):
@@ -264,9 +244,7 @@ def test_what_a_tracker_left_is_never_the_run_s(tmp_path: Path) -> None:
         assert TrackerState.load(tmp_path, "comet") == TrackerState()
 
 
-def test_a_run_without_room_for_its_metrics_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_room_for_its_metrics_goes_on(tmp_path, monkeypatch) -> None:
     """The rows of its machine can be neither put away nor written."""
     (tmp_path / "run" / "track" / "metrics-2.jsonl" / "full").mkdir(parents=True)
     (tmp_path / "run" / "track" / "metrics.jsonl").mkdir()
@@ -281,7 +259,7 @@ def test_the_trackers_that_can_be_asked_for_are_those_that_there_are() -> None:
     assert get_args(listed) == tuple(trackers.TRACKERS) == tuple(tracking.PACKAGES)
 
 
-def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_tracker_is_refused(capsys) -> None:
     assert main(["train", "spiral", "--track", "comet,neptune"]) == 2
     said = capsys.readouterr().err
     assert said == (
@@ -293,9 +271,7 @@ def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("name", trackers.TRACKERS)
-def test_a_library_that_is_missing_is_named_before_anything_is_written(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named_before_all_else(name: str, tmp_path, monkeypatch) -> None:
     package = tracking.PACKAGES[name][0]
     monkeypatch.setitem(sys.modules, package, None)
     extra = "train" if name == "tensorboard" else "track"
@@ -305,7 +281,7 @@ def test_a_library_that_is_missing_is_named_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_without_secrets(monkeypatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", KEY)
     monkeypatch.setenv("SOME_SECRET", "short")
     nested = {"a": [f"x{KEY}y", 3], "b": ("https://me:pass@host:8/p?q", None)}

@@ -1,7 +1,5 @@
 """A run as W&B keeps it without a network, read from W&B's own files by W&B's own records."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -24,12 +22,7 @@ from .track_kit import (
     tracked,
 )
 
-pytestmark = [
-    *TRACKED_RUNS,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),
-    needs["wandb"],
-]
+pytestmark = [*TRACKED_RUNS, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), needs["wandb"]]
 
 
 def read_wandb(out: Path) -> list[list[Any]]:
@@ -56,9 +49,7 @@ def points(parts: list[list[Any]]) -> Series:
     return by_name
 
 
-def test_a_run_that_goes_on_leaves_two_parts_of_one_run_without_a_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_goes_on_leaves_two_parts_without_a_network(tmp_path, monkeypatch) -> None:
     for variable, value in {**NO_NETWORK, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(tracking, "STOP_WITHIN_S", 300.0)

@@ -18,11 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.base.config.knobs import build
-from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
-from penstock.base.errors import Incomplete
-from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.read import read_runs
+from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, build
+from penstock.scaling import TrainingRun, read_runs
 from penstock.training import tracking
 from penstock.training.results import run_facts
 
@@ -170,5 +167,4 @@ def no_file_holds(key: str, out: Path) -> bool:
 def best_weights(out: Path) -> dict[str, torch.Tensor]:
     import torch
 
-    state_dict: dict[str, torch.Tensor] = torch.load(out / "best_model.pth", weights_only=True)
-    return state_dict
+    return torch.load(out / "best_model.pth", weights_only=True)
