@@ -260,4 +260,10 @@ def _parse_json(text: str, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise UsageError(f"{where}: expected a JSON object, got {type(parsed).__name__}")
+    if "driver" not in parsed:
+        what = "a list of kerchunk's references" if "refs" in parsed else "JSON"
+        raise UsageError(
+            f"{where}: {what}, and no TensorStore spec, which names a driver; copy what it stands "
+            "for into a Zarr array, or give that file"
+        )
     return parsed
