@@ -58,9 +58,7 @@ _LENGTH = re.compile(
 )
 """Numbers with units, the longest unit first, so two times beside each other are not added up."""
 _CLOCK = re.compile(rf"(?:{_DAYS},? *)?(\d+):([0-5]\d):([0-5]\d(?:[.,]\d+)?){_END}")
-_OF_SLURM = re.compile(
-    rf"(\d+)-([01]?\d|2[0-3])(?:(?! *[^\W\d_])|:([0-5]\d)(?::([0-5]\d))?){_END}"
-)
+_OF_SLURM = re.compile(rf"(\d+)-([01]?\d|2[0-3])(?:(?! *[^\W\d_])|:([0-5]\d)(?::([0-5]\d))?){_END}")
 """Days, hours, minutes and seconds as SLURM prints them; 5-6 min is none."""
 _BARE = re.compile(_N + _END)
 _UNITS = (86400.0, 3600.0, 60.0, 1.0, 1e-3)

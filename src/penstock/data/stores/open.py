@@ -194,9 +194,10 @@ def open_sink(
     if isinstance(parsed, dict):
         from .tensorstore_open import open_tensorstore_sink
 
-        return open_tensorstore_sink(
+        sink: Sink = open_tensorstore_sink(
             parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
         )
+        return _linked(sink, name)
     settings: dict[str, Any] = {
         "domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
         "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
@@ -204,8 +205,20 @@ def open_sink(
     if files and ending_of(parsed) is not None:
         from .file_sink import open_file_sink
 
-        return open_file_sink(parsed, **settings, rule=rule, name=name)
-    return _open_new(parsed, name, settings)
+        return _linked(open_file_sink(parsed, **settings, rule=rule, name=name), name)
+    return _linked(_open_new(parsed, name, settings), name)
+
+
+def _linked(sink: Sink, name: str) -> Sink:
+    """The sink, if its way has no link to what is not there."""
+    place = sink.local_path
+    for each in (place, *place.parents) if place is not None else ():
+        if each.is_symlink() and not each.exists():
+            raise UsageError(
+                f"{name} {each}: is a link to {os.readlink(each)}, which does not exist; make "
+                "that, or give its path"
+            )
+    return sink
 
 
 def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:
