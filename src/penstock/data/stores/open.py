@@ -190,39 +190,38 @@ def open_sink(
     dtype = check_dtype(dtype, name)
     if isinstance(spec, np.ndarray):
         return memory.open_array_sink(spec, name=name)
-    parsed = parse_spec(spec, name)
-    if isinstance(parsed, dict):
-        from .tensorstore_open import open_tensorstore_sink
-
-        sink: Sink = open_tensorstore_sink(
-            parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
-        )
-        return _linked(sink, name)
     settings: dict[str, Any] = {
         "domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
         "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
     }  # fmt: skip
-    if files and ending_of(parsed) is not None:
+    parsed = parse_spec(spec, name)
+    if isinstance(parsed, str) and files and ending_of(parsed) is not None:
         from .file_sink import open_file_sink
 
-        return _linked(open_file_sink(parsed, **settings, rule=rule, name=name), name)
-    return _linked(_open_new(parsed, name, settings), name)
-
-
-def _linked(sink: Sink, name: str) -> Sink:
-    """The sink, if its way has no link to what is not there."""
-    place = sink.local_path
-    for each in (place, *place.parents) if place is not None else ():
-        if each.is_symlink() and not each.exists():
-            raise UsageError(
-                f"{name} {each}: is a link to {os.readlink(each)}, which does not exist; make "
-                "that, or give its path"
-            )
+        sink: Sink = open_file_sink(parsed, **settings, rule=rule, name=name)
+    else:
+        sink = _open_new(parsed, name, settings)
+    _check_links(sink.local_path, name)
     return sink
 
 
-def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:
-    """The sink of a path or URL."""
+def _check_links(place: Path | None, name: str) -> None:
+    """Refuse a way to an output that has a link to what is not there."""
+    for each in (place, *place.parents) if place is not None else ():
+        if each.is_symlink() and not each.exists():
+            raise UsageError(
+                f"{name} {each}: is a link to {each.readlink()}, which does not exist; make that, "
+                "or give its path"
+            )
+
+
+def _open_new(place: str | dict[str, Any], name: str, settings: Mapping[str, Any]) -> Sink:
+    """The sink of an array, or of a group with one."""
+    if isinstance(place, dict):
+        from .tensorstore_open import open_tensorstore_sink
+
+        taken = {key: settings[key] for key in ("domain", "dtype", "overwrite", "resume")}
+        return open_tensorstore_sink(place, **taken, name=name)
     suffix, where = suffix_of(place), f"{name} {place}"
     if not OURS.get(suffix, True):
         raise UsageError(
