@@ -19,6 +19,7 @@ from penstock.base.units import leading_seconds, parse_seconds
         ("1,295.23 seconds", 1295.23), ("362,45", 362.45), ("7.4e+02", 740), (".5 h", 1800),
         ("0 days 00:06:02.450000", 362.45), ("12,345,678 ms", 12345.678), ("1.5e-3h", 5.4),
         ("2 hour(s) and 3 minute(s)", 7380), ("6.5 min(s)", 390),
+        ("01:02:03,456", 3723.456),
     ],
 )  # fmt: skip
 def test_a_time_is_read_with_its_unit(text: str, seconds: float) -> None:
@@ -34,6 +35,7 @@ def test_a_time_is_read_with_its_unit(text: str, seconds: float) -> None:
         "1:60:00", "1-30:00", "1 hour 30", "2d-03:04:05", "1 295,5 s", "1'295 s", "1_000 s",
         "250 us", "PT1H30M", "~362 s", "1:30 h", "1 hr. 2 min.", "1h:30m:20s", "12 hrs; 5 mins",
         "1 hour & 5 minutes", "5\u2032 3\u2033", "362\u066b45 s", "1/2 h", ",5 s",
+        "4 d\u00edas", "5-6 min", "90 s x 4", "5'",
     ],
 )  # fmt: skip
 def test_a_time_of_several_meanings_or_of_none_is_refused(text: str) -> None:

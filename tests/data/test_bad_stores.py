@@ -3,8 +3,9 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import Mock
 
 import numpy as np
@@ -28,6 +29,20 @@ def empty(folder: Path) -> Path:
         "zarr", folder / "a.zarr", np.zeros((0, 5, 6), "u1"), {"chunks": [4, 5, 6], "dtype": "|u1"}
     )
     return folder / "a.zarr"
+
+
+def filtered(zarr_format: Literal[2, 3], folder: Path) -> Path:
+    """An array whose numbers zarr-python makes of others."""
+    attributes = {"shape": [2, 2], "fill_value": 0}
+    if zarr_format == 2:
+        attributes |= {"zarr_format": 2, "chunks": [2, 2], "dtype": "<i4", "compressor": None,
+                       "filters": [{"id": "delta", "dtype": "<i4"}], "order": "C"}  # fmt: skip
+        return saved(folder, ".zarray", json.dumps(attributes)).parent
+    grid = {"name": "regular", "configuration": {"chunk_shape": [2, 2]}}
+    codecs = [{"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}, {"name": "bytes"}]
+    attributes |= {"zarr_format": 3, "node_type": "array", "data_type": "int32", "codecs": codecs,
+                   "chunk_grid": grid, "chunk_key_encoding": {"name": "default"}}  # fmt: skip
+    return saved(folder, "zarr.json", json.dumps(attributes)).parent
 
 
 def bad_multiscales(folder: Path) -> Path:
@@ -73,6 +88,9 @@ class TestBadInput:
             (lambda d: {"driver": "zarr", "path": 3}, "--in-spec: "),
             (lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a"}, r"\.zarray.*not exist$"),
             (lambda d: odd_image(d, translation="a"), "metadata is malformed: ValueError"),
+            (lambda d: saved(d, "a.json", '{"refs": {}}'), r"a\.json: a list of kerchunk's refer"),
+            (partial(filtered, 2), "pass through filters of Zarr 2, and such are not read here"),
+            (partial(filtered, 3), "pass through numcodecs.delta, and such are not read here"),
             (bad_multiscales, "metadata is malformed: KeyError: 'datasets'"),
             (lambda d: leads_out(d, "../secret"), r"names '../secret', which"),
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),

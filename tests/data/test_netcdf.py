@@ -1,5 +1,6 @@
 """NetCDF files as samples: against xarray, whatever their axes are called."""
 
+import contextlib
 import math
 import re
 from pathlib import Path
@@ -170,7 +171,7 @@ def test_the_axes_are_found_by_what_is_said_of_them(
 
 
 def series(
-    path: Path, hours: list[float], values: Any, units: str = "hours since 2020-01-01"
+    path: Path, hours: list[Any], values: Any, units: str = "hours since 2020-01-01"
 ) -> Path:
     """A file of one variable over two by two places."""
     stacked = np.broadcast_to(np.asarray(values, np.float32)[:, None, None], (len(hours), 2, 2))
@@ -198,15 +199,55 @@ def test_no_sample_crosses_a_gap(tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
+    ("coords", "step", "ids"),
+    [
+        # Steps that grow to three hours in the midst of a forecast.
+        ({"time": ("t", [0, 1, 2, 3, 6, 9, 12], {"units": "hours since 2000-01-01"})}, 3, [4, 5]),
+        ({"valid_time": ("t", [0, 1, 2, 3, 9, 10, 11])}, 1, [1, 2, 5]),
+        ({"Times": ("t", [f"2000-01-01_{hour:02d}:00:00" for hour in (0, 3, 6, 12, 15, 18)])},
+         10_800, [1, 4]),
+        ({"t": ("t", [20000130, 20000131, 20000201, 20000202, 20000210])}, 1, [1, 2]),
+        ({"t": ("t", [199911, 199912, 200001, 200002, 200004])}, 1, [1, 2]),
+    ],
+    ids=["two steps", "no coordinate", "WRF", "dates as numbers", "months as numbers"],
+)  # fmt: skip
+def test_steps_are_told_however_a_file_says_its_times(
+    coords: dict[str, Any], step: float, ids: list[int], tmp_path: Path
+) -> None:
+    values = np.zeros((len(next(iter(coords.values()))[1]), 2, 2), np.float32)
+    path = netcdf(tmp_path / "a.nc", {"u": (("t", "lat", "lon"), values)}, coords)
+    stacked = open_netcdf(
+        path, inputs=None, targets=None, offsets=(-1, 0), target_offset=1, samples=None
+    )
+    stacked.close()
+    assert (stacked.step, list(stacked.ids)) == (step, ids)
+
+
+def test_values_outside_the_valid_range_are_missing(tmp_path: Path) -> None:
+    stored = np.arange(12, dtype=np.int16).reshape(3, 2, 2)
+    about = {"scale_factor": 0.5, "add_offset": 1.0, "valid_range": np.array([2, 9], np.int16)}
+    path = netcdf(tmp_path / "a.nc", {"u": (("time", "lat", "lon"), stored, about)}, {})
+    with contextlib.closing(
+        open_netcdf(path, inputs=None, targets=None, offsets=(0,), target_offset=0, samples=None)
+    ) as opened:
+        values = np.stack([opened.sample(index)["inputs"][..., 0] for index in range(3)])
+    within = (stored >= 2) & (stored <= 9)
+    np.testing.assert_array_equal(values, np.where(within, 0.5 * stored + 1, np.nan))
+
+
+@pytest.mark.parametrize(
     ("hours", "units", "why"),
     [
         ([0, 12, 6, 18], "hours since 2020-01-01", "time does not increase from step 1 to 2 (12"),
         ([0, 6, 6, 12], "hours since 2020-01-01", "time does not increase from step 1 to 2 (6 to"),
         ([20200130, 20200131, 20200201], "day as %Y%m%d.%f", "is not their difference"),
+        (["soon", "later", "last"], "", "time holds 'soon', which is no date"),
     ],
 )
-def test_disorder_is_refused(hours: list[float], units: str, why: str, tmp_path, capsys) -> None:
-    path = series(tmp_path / "a.nc", hours, hours, units)
+def test_steps_in_disorder_are_refused(
+    hours: list[Any], units: str, why: str, tmp_path, capsys
+) -> None:
+    path = series(tmp_path / "a.nc", hours, range(len(hours)), units)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 2
     assert why in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

@@ -314,6 +314,18 @@ def test_labels_keep_what_is_unknown_apart(tmp_path) -> None:
     assert labels["0"].is_vessel.tolist() == [-1]
 
 
+def test_a_label_that_is_there_twice_counts_once(tmp_path) -> None:
+    rows = [{"is_vessel": "True"}, {"is_vessel": ""}, {"detect_scene_row": "9"}]
+    path, said = write_csv(tmp_path / "labels.csv", [*rows, *rows[::2]]), list[str]()
+    labels = read_labels(path, said.append)["a"]
+    assert labels.lines.tolist() == [2, 3, 4]  # an object with another answer is another label
+    (sentence,) = said
+    assert sentence.endswith("already: 2, the first in line 5; each counts once")
+    twice = write_csv(tmp_path / "twice.csv", rows, [*COLUMNS, "confidence"])
+    with pytest.raises(UsageError, match="has two columns confidence"):
+        read_labels(twice)
+
+
 def test_generate_writes_scenes_and_replaces_only_its_own(tmp_path, capsys) -> None:
     root = tmp_path / "x"
     words = ["generate", "xview3", str(root), "--scenes", "2", "--size", "80", "90",

@@ -286,3 +286,13 @@ class TestExisting:
         np.testing.assert_array_equal(open_source(spec).read(DOMAIN), DATA)
         open_out(spec).create()  # the user's own delete_existing
         assert open_source(spec).read(DOMAIN).sum() == 0
+
+
+@pytest.mark.parametrize("name", ["link", "link/a.zarr", "link.tif"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_link_to_nothing_is_no_output(name: str, overwrite: bool, tmp_path: Path) -> None:
+    link = tmp_path / name.partition("/")[0]
+    link.symlink_to("gone")
+    with pytest.raises(UsageError, match="is a link to gone, which does not exist"):
+        open_out(str(tmp_path / name), files=True, overwrite=overwrite)
+    assert [*tmp_path.iterdir()] == [link]

@@ -13,7 +13,7 @@ from penstock.base.errors import Incomplete
 from penstock.cli import main
 from penstock.data import Box, Grid, make_file, open_sink, open_source, reduced
 from penstock.data.stores import file_making, ometiff
-from penstock.data.stores.raster import Georeference
+from penstock.data.stores.raster import Georeference, georeference_of
 from penstock.data.stores.raster_tiles import RasterTiles, write_cog
 
 from ..later import imported_later
@@ -58,7 +58,7 @@ def scene(path: str = "in.tif", values: Array = SCENE, **profile: Any) -> Any:
     }  # fmt: skip
     with rasterio.open(path, "w", **settings | profile) as file:
         file.write(values)
-        file.descriptions = ("blue", "green", "nir")
+        file.descriptions = ("blue", "green", "nir", "red")[: file.count]
     return rasterio
 
 
@@ -193,6 +193,43 @@ def test_a_damaged_tile_of_a_scratch(tmp_path) -> None:
         again = RasterTiles(tmp_path, (1, 20, 30), np.dtype("uint16"))
         with pytest.raises(OSError, match="is damaged"):
             again.read(Box((0,) * 3, (1, 20, 30)))
+
+
+def test_a_band_keeps_the_pixels_that_another_one_lacks() -> None:
+    values = SCENE[:, :40].astype("float32")
+    values[0, :7], values[2, :, 3] = np.nan, np.nan
+    rasterio = scene(values=values, dtype="float32", height=40)
+    assert convert("in.tif", "out.tif") == 0
+    with rasterio.open("out.tif") as made:
+        assert np.array_equal(made.read(), values, equal_nan=True)
+
+
+def test_the_fourth_of_four_bands_is_no_alpha() -> None:
+    rasterio = scene(values=SCENE[[0, 1, 2, 0]].astype("uint8"), dtype="uint8", count=4)
+    assert convert("in.tif", "out.tif") == 0
+    with rasterio.open("out.tif") as made:
+        assert made.colorinterp[3].name != "alpha"
+
+
+BESIDE = {
+    "tif.aux.xml": "<PAMDataset><SRS>EPSG:32633</SRS><PAMRasterBand band='1'><Offset>-10</Offset>"
+    "<Scale>0.5</Scale><NoDataValue>7</NoDataValue></PAMRasterBand></PAMDataset>",
+    "tfw": "10\n0\n0\n-10\n500005\n4999995\n",
+}
+
+
+@pytest.mark.parametrize("ending", BESIDE)
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
+def test_what_files_beside_a_tiff_say_holds(ending: str) -> None:
+    rasterio = scene(values=SCENE[:1], count=1, crs=None, transform=None)
+    Path(f"in.{ending}").write_text(BESIDE[ending])
+    assert convert("in.tif", "out.ome.tif") == 0
+    (made,), source = values("out.ome.tif")[0, :, 0], open_source("in.tif")
+    with rasterio.open("in.tif") as file:
+        stored = file.read(1, masked=True)
+        right = np.ma.filled(stored * file.scales[0] + file.offsets[0], np.nan)
+        assert georeference_of(source, (0,) * 5, source.dtype, "").transform == file.transform[:6]
+    np.testing.assert_array_equal(made, right)
 
 
 def test_no_data_of_a_mosaic() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import NotComparable, UsageError
 from penstock.scaling import TrainingRun, read_runs, runs_to_csv
 from penstock.scaling.sources.tracked import training_runs
 from penstock.scaling.sources.tracker_files import table_runs
@@ -97,6 +97,13 @@ def test_a_measured_training_time_counts_before_that_of_the_run(tmp_path) -> Non
     said: list[str] = []
     first, other = read(tmp_path, text, said)
     assert (first.seconds, other.seconds, said) == (400.5, None, [])
+
+
+def test_other_batches_on_more_devices_are_another_experiment(tmp_path) -> None:
+    (tmp_path / "times.tsv").write_text("devices\tseconds\tbatch\n1\t400\t32\n4\t110\t128\n")
+    runs = read_runs([tmp_path / "times.tsv"], [].append)
+    with pytest.raises(NotComparable, match=r"32 a batch and device \(32 in all\) on 1 .*128 a"):
+        only(runs)
 
 
 def test_our_own_table_of_runs_is_read_back(tmp_path) -> None:

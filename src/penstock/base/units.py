@@ -47,18 +47,19 @@ _N = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?(?:e[-+]?\d{1,3})?|\.\d+)"
 """A number: 1,295.23 has thousands, 362,45 a decimal comma."""
 _NEXT = r"(?:,? +and +|, *| *)"
 _END = r"(?![a-z:\d]|[.,]\d)"
-_DAYS = rf"{_N} *d(?:ays?)?(?![a-z])"
+_NO_LETTER = r"(?![^\W\d_])"
+_DAYS = rf"{_N} *d(?:ays?)?{_NO_LETTER}"
 # A killed job may leave half of the word seconds.
 _SECONDS = r"s(?:e(?:cs?|co(?:n(?:ds?)?)?)?)?"
 _LENGTH = re.compile(
-    rf"(?!,)(?:{_DAYS})?{_NEXT}(?:{_N} *h(?:(?:ou)?rs?)?(?![a-z]))?{_NEXT}"
-    rf"(?:{_N} *m(?:in(?:ute)?s?)?(?![a-z]))?{_NEXT}"
-    rf"(?:{_N} *{_SECONDS}(?![a-z]))?{_NEXT}(?:{_N} *m(?:illi)?s(?:econds?)?(?![a-z]))?"
+    rf"(?!,)(?:{_DAYS})?{_NEXT}(?:{_N} *h(?:(?:ou)?rs?)?{_NO_LETTER})?{_NEXT}"
+    rf"(?:{_N} *m(?:in(?:ute)?s?)?{_NO_LETTER})?{_NEXT}"
+    rf"(?:{_N} *{_SECONDS}{_NO_LETTER})?{_NEXT}(?:{_N} *m(?:illi)?s(?:econds?)?{_NO_LETTER})?"
 )
 """Numbers with units, the longest unit first, so two times beside each other are not added up."""
 _CLOCK = re.compile(rf"(?:{_DAYS},? *)?(\d+):([0-5]\d):([0-5]\d(?:[.,]\d+)?){_END}")
-_OF_SLURM = re.compile(rf"(\d+)-([01]?\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d))?{_END}")
-"""Days, hours, minutes and seconds as SLURM prints them."""
+_OF_SLURM = re.compile(rf"(\d+)-([01]?\d|2[0-3])(?:(?! *[^\W\d_])|:([0-5]\d)(?::([0-5]\d))?){_END}")
+"""Days, hours, minutes and seconds as SLURM prints them; 5-6 min is none."""
 _BARE = re.compile(_N + _END)
 _UNITS = (86400.0, 3600.0, 60.0, 1.0, 1e-3)
 
@@ -109,13 +110,17 @@ def leading_seconds(text: str, beside: str = "") -> tuple[float, str]:
         rest = text[said.end() :]
         if pattern is _BARE:
             units = (_seconds_of_one(beside),)
-            if re.match(r" *[^\W\d_]", rest):
+            if re.match(r" *[^\W\d_]|['’′]", rest):
                 raise ValueError(f"{text!r} has a unit of time that is not known")
         # 1 295, 1'295 and 1_295 may be thousands; 1 hour 30, 1h:30m and 2d-03:04:05 go on.
         whole = pattern is _LENGTH and any(said.groups()[3:])
-        if not whole and re.match(r"[\s'’′_.:;&/٫-]*\d", rest):
+        goes_on = r"\s*[x*×]\s*\d" if whole else r"[\s'’′_.:;&/٫x*×-]*\d"
+        if re.match(goes_on, rest):
             raise ValueError(f"{text!r} is no time, or one of several meanings")
-        counts = zip(said.groups(), units, strict=False)  # not all patterns have all units
+        numbers = list(said.groups())
+        if pattern is _CLOCK:  # whose comma is no thousands'
+            numbers[3] = numbers[3].replace(",", ".")
+        counts = zip(numbers, units, strict=False)  # not all patterns have all units
         return sum(_decimal(number) * unit for number, unit in counts if number), rest
     raise ValueError(f"{text!r} begins with no time such as 30s, 15min, 2h or 1:30:00")
 

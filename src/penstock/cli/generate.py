@@ -137,7 +137,10 @@ def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
             print(f"{source}: left out, because they have no latitude or longitude: {names}")
         if stacked.over_gaps:
             many = plural(stacked.over_gaps, "sample")
-            print(f"{source}: left out, because a gap lies between their steps: {many}")
+            print(
+                f"{source}: left out, because a gap lies between their steps: {many}, whose steps "
+                f"are not about {stacked.step:g} apart, as most are"
+            )
         facts = {
             "preset": None,
             "seed": None,

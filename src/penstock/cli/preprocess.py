@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     work: list[SplitWork] = []
     for split, name in SPLITS:
         file = config.train_label_file if split == "train" else config.val_label_file
-        folders, labels = scene_folders(config.data_root, split), read_labels(file)
+        folders, labels = scene_folders(config.data_root, split), read_labels(file, print)
         _check_apart(config.output_dir, folders)
         folders = _matched(folders, labels, file, config.partial)
         check_chips_output(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import UsageError, describe, require
+from .netcdf_steps import gaps_of, is_axis
 from .packed.format import ArrayLayout, channel_name
+from .stores.cf_packing import packing_of
 
-_CF = {
-    "time": ("T", "time", ".+ since .+"),
-    "latitude": ("Y", "lat|latitude", "degrees?_?(north|n)"),
-    "longitude": ("X", "lon|longitude", "degrees?_?(east|e)"),
-}
-"""The letter of an axis by the CF conventions and, as patterns, its names and units."""
 _BOUNDS = ("bounds", "climatology")
 """Attributes that name the variable with the bounds of cells."""
 
@@ -50,12 +45,12 @@ class Axes:
     def of(cls, dataset: Any, series: Sequence[Any]) -> Axes:
         """The axes of a file whose variables of three axes and more are ``series``."""
         names = dict.fromkeys(str(axis) for variable in series for axis in variable.dims)
-        times = (axis for axis in names if _is(dataset, axis, "time"))
+        times = (axis for axis in names if is_axis(dataset, axis, "time"))
         unlimited = (axis for axis in names if axis in dataset.encoding.get("unlimited_dims", ()))
         samples = next(itertools.chain(times, unlimited, names))
         ends = (_but(variable, samples)[-2:] for variable in series if samples in variable.dims)
         a, b = next(ends)
-        turned = _is(dataset, a, "longitude") or _is(dataset, b, "latitude")
+        turned = is_axis(dataset, a, "longitude") or is_axis(dataset, b, "latitude")
         return cls(samples, (b, a) if turned else (a, b))
 
     def fit(self, variable: Any) -> bool:
@@ -110,7 +105,7 @@ class Stacked:
         values = self._dataset[variable]
         if self._axes.samples in values.dims:
             values = values.isel({self._axes.samples: step})
-        values = values.transpose(..., *self._axes.horizontal).values
+        values = _within_valid(values.transpose(..., *self._axes.horizontal), variable)
         return values.reshape(-1, *values.shape[-2:])
 
     def close(self) -> None:
@@ -231,40 +226,6 @@ def _choose(
     return inputs, targets, left_out
 
 
-def _gaps(
-    dataset: Any, axis: str, reach: tuple[int, int], where: str
-) -> tuple[float | None, NDArray[np.bool_]]:
-    """The usual distance of two steps, and for each pair of neighbours whether a gap lies between.
-
-    ``reach`` are the first and the last step of a sample, relative to its own. Months differ in
-    length, so a gap is longer than one and a half of the usual distance.
-
-    Raises `UsageError` if steps of a sample would not be in order, or if their distance cannot be
-    told.
-    """
-    steps = dataset.sizes[axis]
-    times = dataset[axis].values if axis in dataset.coords else np.arange(steps)
-    if times.dtype.kind not in "iufmM" or steps < 2:
-        return None, np.zeros(steps - 1, bool)
-    units = str(dataset[axis].attrs.get("units", "")) if axis in dataset.coords else ""
-    if "%" in units:
-        raise UsageError(
-            f"{where}: {axis} has units {units!r}, and the distance of two such steps is not their "
-            "difference; give it units such as days since 2000-01-01"
-        )
-    apart = np.diff(times.astype(np.float64))
-    wrong = np.flatnonzero(~(apart > 0))
-    if wrong.size and reach != (0, 0):
-        first = int(wrong[0])
-        raise UsageError(
-            f"{where}: {axis} does not increase from step {first} to {first + 1} ({times[first]} "
-            f"to {times[first + 1]}), so steps beside each other are no neighbours; sort the file, "
-            "and leave each time in it once"
-        )
-    usual = float(np.median(apart))
-    return usual, apart > 1.5 * usual
-
-
 def _ids(
     dataset: Any,
     axis: str,
@@ -276,7 +237,7 @@ def _ids(
     """The steps of a file from which all offsets stay within it and cross no gap, the usual
     distance of two steps, and the number of samples that would cross one."""
     low, high = min(*offsets, target_offset, 0), max(*offsets, target_offset, 0)
-    step, gaps = _gaps(dataset, axis, (low, high), where)
+    step, gaps = gaps_of(dataset, axis, (low, high), where)
     before = np.concatenate([[0], np.cumsum(gaps)])
     inside = range(-low, len(before) - high)
     ids = [i for i in inside if before[i + high] == before[i + low]]
@@ -315,21 +276,24 @@ def _layouts(
     return layouts
 
 
+def _within_valid(variable: Any, name: str) -> NDArray[Any]:
+    """The values of a variable, NaN outside its valid range, which xarray passes over."""
+    values: NDArray[Any] = variable.values
+    if not variable.attrs.keys() & {"valid_range", "valid_min", "valid_max"}:
+        return values
+    stored = np.dtype(variable.encoding.get("dtype", values.dtype)).newbyteorder("=")
+    packing = packing_of({**variable.attrs, **variable.encoding}, stored, name)
+    if packing is None:
+        return values
+    numbers = (values - packing.offset) / packing.scale
+    numbers = np.rint(numbers) if packing.stored.kind in "iu" else numbers.astype(packing.stored)
+    wrong = (numbers < packing.lowest) | (numbers > packing.highest)
+    return np.where(wrong, np.nan, values)
+
+
 def _but(variable: Any, samples: str) -> list[str]:
     """The axes of a variable but that of the samples."""
     return [str(axis) for axis in variable.dims if axis != samples]
-
-
-def _is(dataset: Any, axis: str, what: str) -> bool:
-    """Whether an axis is time, latitude or longitude, by its attributes or its name."""
-    letter, names, units = _CF[what]
-    about = dataset[axis].attrs if axis in dataset.coords else {}
-    return bool(
-        about.get("axis") == letter
-        or about.get("standard_name") == what
-        or re.fullmatch(units, str(about.get("units", "")), re.IGNORECASE)
-        or re.fullmatch(names, axis, re.IGNORECASE)
-    )
 
 
 def _label(value: Any) -> str:

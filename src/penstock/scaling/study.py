@@ -198,8 +198,10 @@ def differences(runs: Sequence[TrainingRun]) -> Iterator[str]:
 
 def _kinds(base: TrainingRun, run: TrainingRun) -> list[Kind]:
     """The kinds of scaling from ``base`` to ``run``; empty if it is none."""
+    same_batch, same_global = run.batch == base.batch, run.global_batch == base.global_batch
     if not (base.shape_known and run.shape_known):
-        return ["undetermined"]
+        told = base.global_batch and run.global_batch and base.batch and run.batch
+        return [] if told and not (same_batch or same_global) else ["undetermined"]
     assert base.work is not None and run.work is not None
     assert base.batch is not None and run.batch is not None
     assert base.global_batch is not None and run.global_batch is not None
@@ -209,7 +211,6 @@ def _kinds(base: TrainingRun, run: TrainingRun) -> list[Kind]:
     near = abs(run.work - (grown if grows else base.work)) <= max(
         run.global_batch, base.global_batch
     )
-    same_batch, same_global = run.batch == base.batch, run.global_batch == base.global_batch
     if not near:
         return []
     if run.devices == base.devices:
@@ -224,8 +225,10 @@ def _refused(base: TrainingRun, run: TrainingRun, anyway: bool) -> list[Kind]:
     if anyway:
         return ["undetermined"]
     both = " and ".join(
-        f"{one.work:,} samples an epoch, {one.batch} a batch and device ({one.global_batch} in "
-        f"all) on {one.devices} ({one.source})"
+        f"{one.work or 0:,} samples an epoch, "
+        * bool(one.work)
+        + f"{one.batch} a batch and device ({one.global_batch} in all) on {one.devices} "
+        f"({one.source})"
         for one in (base, run)
     )
     raise NotComparable(

@@ -35,20 +35,39 @@ _TERNARY = {
 }  # fmt: skip
 
 
-def read_labels(path: Path) -> dict[str, Objects]:
+def read_labels(path: Path, say: Callable[[str], None] | None = None) -> dict[str, Objects]:
     """The labels of every scene that a CSV names, sorted by scene.
 
     A line with a ``scene_id`` alone is of a scene without an object. Columns that it has beside
-    those that are needed are carried, in ``more``.
+    those that are needed are carried, in ``more``. A line that says the same as an earlier one is
+    the same label, and counts once.
+
+    Args:
+        path: The CSV.
+        say: Takes a sentence on lines that are there twice.
+
+    Returns:
+        The labels, by scene.
 
     Raises:
         UsageError: the file cannot be read or a row is wrong; the message names file and line.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
+    lines: set[str] = set()
+    repeats: list[int] = []
     for label in _parsed(path, str(path), NEEDED, _label):
-        of_scene = rows.setdefault(label.pop("scene"), [])
-        if label["points"]:
-            of_scene.append(label)
+        scene, line = label.pop("scene"), label.pop("lines", 0)
+        of_scene, text = rows.setdefault(scene, []), f"{scene} {label}"
+        if text in lines:
+            repeats.append(line)
+        elif label["points"]:
+            of_scene.append({**label, "lines": line})
+        lines.add(text)
+    if repeats and say is not None:
+        say(
+            f"{path}: labels that an earlier line has already: {len(repeats)}, the first in line "
+            f"{repeats[0]}; each counts once"
+        )
     return {scene: _objects(scene, of) for scene, of in sorted(rows.items())}
 
 
@@ -96,6 +115,8 @@ def _parsed(
             names = reader.fieldnames or ()
             if lacking := [name for name in needed if name not in names]:
                 raise UsageError(f"{where} has no column {lacking[0]}")
+            if twice := [name for name in names if name and names.count(name) > 1]:
+                raise UsageError(f"{where} has two columns {twice[0]}")
             for row in reader:
                 try:
                     parsed = parse(reader.line_num, row)

@@ -88,6 +88,7 @@ def packing_of(
 
     def numbers(name: str, count: int | None = None) -> list[float]:
         said = attributes.get(name)
+        said = said.tolist() if isinstance(said, np.ndarray) else said
         listed = said if isinstance(said, list | tuple) else [] if said is None else [said]
         try:
             read = [number_of(each, dtype) for each in listed]
@@ -117,7 +118,7 @@ def packing_of(
     if turned:  # such a file says -1 for 255, or 255 for -1
         missing, lowest, highest = (_turned(each, stored) for each in (missing, lowest, highest))
     # A NaN stands for no value already, and a number that the dtype does not hold is nowhere.
-    missing = [each for each in missing if not np.isnan(each)]
+    missing = [each for each in dict.fromkeys(missing) if not np.isnan(each)]
     if stored.kind in "iu":
         held = np.iinfo(stored)
         missing = [each for each in missing if held.min <= each <= held.max]

@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, describe, format_bytes, require
 from ..box import Box, Grid, flatten, indices
+from . import raster
 from .cf_packing import Packing
 from .protocols import AXES, check_dtype
 from .sliced import Asked, OpenedArray, Readable, decoded_once
 from .tiff_frame import (
+    PLACED,
     axes_of,
     check_files,
     chosen_series,
@@ -155,12 +157,18 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         weakref.finalize(file, file.filehandle.close)
         check_files(file, where)
         number = chosen_series(file, asked.series, where)
-        levels = file.series[number].levels
+        series = file.series[number]
+        levels = series.levels
         num_pages = len(file.pages)
+    placed = any(tag in series.keyframe.tags for tag in PLACED)
+    if series.kind not in ("ome", "imagej") and raster.is_explained_beside(
+        asked.file, placed=placed
+    ):
+        return raster.open_array(asked, cache_bytes)
     if not 0 <= asked.level < len(levels):
         raise UsageError(f"{where}: level {asked.level} does not exist; {len(levels)} levels do")
     _check_size(file, number, num_pages, where)
-    packing = None if asked.raw else packing_in(file, file.series[number], where)
+    packing = None if asked.raw else packing_in(file, series, where)
     return _opened(file, number, packing, asked, cache_bytes)
 
 

@@ -190,26 +190,38 @@ def open_sink(
     dtype = check_dtype(dtype, name)
     if isinstance(spec, np.ndarray):
         return memory.open_array_sink(spec, name=name)
-    parsed = parse_spec(spec, name)
-    if isinstance(parsed, dict):
-        from .tensorstore_open import open_tensorstore_sink
-
-        return open_tensorstore_sink(
-            parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
-        )
     settings: dict[str, Any] = {
         "domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
         "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
     }  # fmt: skip
-    if files and ending_of(parsed) is not None:
+    parsed = parse_spec(spec, name)
+    if isinstance(parsed, str) and files and ending_of(parsed) is not None:
         from .file_sink import open_file_sink
 
-        return open_file_sink(parsed, **settings, rule=rule, name=name)
-    return _open_new(parsed, name, settings)
+        sink: Sink = open_file_sink(parsed, **settings, rule=rule, name=name)
+    else:
+        sink = _open_new(parsed, name, settings)
+    _check_links(sink.local_path, name)
+    return sink
 
 
-def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:
-    """The sink of a path or URL."""
+def _check_links(place: Path | None, name: str) -> None:
+    """Refuse a way to an output that has a link to what is not there."""
+    for each in (place, *place.parents) if place is not None else ():
+        if each.is_symlink() and not each.exists():
+            raise UsageError(
+                f"{name} {each}: is a link to {each.readlink()}, which does not exist; make that, "
+                "or give its path"
+            )
+
+
+def _open_new(place: str | dict[str, Any], name: str, settings: Mapping[str, Any]) -> Sink:
+    """The sink of an array, or of a group with one."""
+    if isinstance(place, dict):
+        from .tensorstore_open import open_tensorstore_sink
+
+        taken = {key: settings[key] for key in ("domain", "dtype", "overwrite", "resume")}
+        return open_tensorstore_sink(place, **taken, name=name)
     suffix, where = suffix_of(place), f"{name} {place}"
     if not OURS.get(suffix, True):
         raise UsageError(
@@ -260,4 +272,10 @@ def _parse_json(text: str, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise UsageError(f"{where}: expected a JSON object, got {type(parsed).__name__}")
+    if "driver" not in parsed:
+        what = "a list of kerchunk's references" if "refs" in parsed else "JSON"
+        raise UsageError(
+            f"{where}: {what}, and no TensorStore spec, which names a driver; copy what it stands "
+            "for into a Zarr array, or give that file"
+        )
     return parsed

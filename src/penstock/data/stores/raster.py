@@ -1,7 +1,8 @@
 """Rasters by rasterio: VRT mosaics, JPEG 2000, JPEG and PNG, and TIFF files behind a URL.
 
-A file on this machine is read by `ometiff`, which decodes with all threads and knows all kinds of
-TIFF. GDAL reads of a remote file only the tiles that a window needs.
+A TIFF on this machine is read by `ometiff`, which decodes with all threads and knows all kinds of
+TIFF, unless files beside it say more of it. GDAL reads of a remote file only the tiles that a
+window needs.
 
 A raster has a georeference: its CRS, transform and no-data value, which a GeoTIFF gets too.
 """
@@ -40,6 +41,34 @@ _LOST = '["unretrievable'
 POINTS_STAY = "the input's ground control points or RPCs are not carried to any output"
 ALPHA_IS_READ = "a band of the input is alpha, and is read as one more channel; --c leaves it out"
 _OPENING = threading.Lock()
+_SAID_BESIDE = (
+    b"<NoDataValue", b"<Scale>", b"<Offset>", b"<SRS", b"<GeoTransform", b"<GCPList",
+    b"<Description>",
+)  # fmt: skip
+"""Elements that matter in the ``.aux.xml`` of a raster; others hold statistics alone."""
+_MOST_BESIDE = 2**24
+"""Bytes of it that are looked at."""
+_WORLD_FILES = (".tfw", ".tifw", ".tiffw", ".wld")
+
+
+def gdal_options(place: str) -> dict[str, Any]:
+    """GDAL's options for a raster. Files beside one on this machine count."""
+    if "://" in place or place.startswith("/vsi"):
+        return GDAL_OPTIONS
+    return {name: value for name, value in GDAL_OPTIONS.items() if "READDIR" not in name}
+
+
+def is_explained_beside(path: Path, *, placed: bool) -> bool:
+    """Whether GDAL's files beside a TIFF say of its numbers, its mask or its place what it does not
+    say itself. ``placed`` is True if it has a place."""
+    auxiliary = path.with_name(f"{path.name}.aux.xml")
+    if auxiliary.is_file():
+        with auxiliary.open("rb") as file:
+            text = file.read(_MOST_BESIDE)
+        if any(word in text for word in _SAID_BESIDE):
+            return True
+    world = not placed and any(path.with_suffix(ending).is_file() for ending in _WORLD_FILES)
+    return world or path.with_name(f"{path.name}.msk").is_file()
 
 
 class _Bands:
@@ -47,7 +76,7 @@ class _Bands:
 
     def __init__(self, place: str, level: int) -> None:
         self._rasterio = require("rasterio", "scenes")
-        self._place, self._level = place, level
+        self._place, self._level, self._options = place, level, gdal_options(place)
         self._threads = threading.local()
         first = self.opened()
         self.shape: tuple[int, ...] = (first.count, first.height, first.width)
@@ -59,7 +88,7 @@ class _Bands:
             level = {} if self._level == 0 else {"overview_level": self._level - 1}
             quiet = self._rasterio.errors.NotGeoreferencedWarning  # the frame says it
             # Filters of warnings belong to the process: two threads would restore each other's.
-            with _OPENING, warnings.catch_warnings(), self._rasterio.Env(**GDAL_OPTIONS):
+            with _OPENING, warnings.catch_warnings(), self._rasterio.Env(**self._options):
                 warnings.simplefilter("ignore", quiet)
                 self._threads.dataset = self._rasterio.open(self._place, **level)
         return self._threads.dataset
@@ -67,7 +96,7 @@ class _Bands:
     def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
         bands, rows, columns = index
         window = self._rasterio.windows.Window.from_slices(rows, columns)
-        with self._rasterio.Env(**GDAL_OPTIONS):
+        with self._rasterio.Env(**self._options):
             numbers = [band + 1 for band in range(self.shape[0])[bands]]
             read: NDArray[Any] = self.opened().read(numbers, window=window)
         return read
@@ -155,7 +184,8 @@ def georeference_of(
     rasterio = require("rasterio", "scenes")
     errors = require("rasterio.errors", "scenes")
     try:
-        with rasterio.Env(**GDAL_OPTIONS), rasterio.open(source.address) as dataset:
+        options = gdal_options(source.address)
+        with rasterio.Env(**options), rasterio.open(source.address) as dataset:
             crs, transform, nodata = dataset.crs, dataset.transform, dataset.nodata
             height, width = dataset.shape
     except (errors.RasterioError, ValueError, OSError) as error:

@@ -242,7 +242,7 @@ def _said_by_gdal(
         "nodata": tiles.nodata, "tiled": True, "blockxsize": TILE, "blockysize": TILE,
         "interleave": "band", "compress": "deflate",
         "predictor": 3 if tiles.dtype.kind == "f" else 2, "SPARSE_OK": True, "BIGTIFF": "NO",
-        "ENDIANNESS": "LITTLE",
+        "ENDIANNESS": "LITTLE", "ALPHA": "UNSPECIFIED",  # the fourth of four bands is a band
     }  # fmt: skip
     with rasterio.Env(**GDAL_OPTIONS), rasterio.open(path, "w", **profile) as empty:
         for number, name in enumerate(names, 1):

@@ -178,7 +178,7 @@ def _labels(
     if any(array.domain.labels):
         return tuple(array.domain.labels)
     names = attributes.get("_ARRAY_DIMENSIONS", _names_of_netcdf(attributes))
-    if names is None or _innermost(stored)["driver"] != "zarr":
+    if names is None:
         return None
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise UsageError(f"{where}: its _ARRAY_DIMENSIONS is {names!r}, which is no list of names")

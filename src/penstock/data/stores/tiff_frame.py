@@ -30,7 +30,7 @@ _NODATA = 42113
 _TIE_POINTS, _RPCS = 33922, 50844
 _METRE = 9001
 """The code of the metre among the linear units of EPSG."""
-_PLACED = (33550, 33922, 34264, 34735, _NODATA)
+PLACED = (33550, 33922, 34264, 34735, _NODATA)
 """Tags that only a GeoTIFF has: pixel scale, tie point, matrix, keys of the CRS, no-data."""
 
 
@@ -136,7 +136,7 @@ def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
         },
         "omero": channels,
         "bands": "S" in series.axes,
-        "georeferenced": number == 0 and any(tag in series.keyframe.tags for tag in _PLACED),
+        "georeferenced": number == 0 and any(tag in series.keyframe.tags for tag in PLACED),
         "codec": _CODEC.get(codec, codec.lower()),
     }
 

@@ -308,6 +308,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices = job.net, job.heads, job.devices
+    masks = net.model.in_channels if job.config.model_type == "identity" else 1
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
@@ -322,7 +323,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         / (source.domain.size * source.dtype.itemsize),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
-        flag_bytes=(source.dtype.kind == "f") + 3 * (job.sample is not None),
+        flag_bytes=(source.dtype.kind == "f") * masks + 3 * (job.sample is not None),
         source_cache=source.cache_bytes or (None if source.with_cache(1).cache_bytes else 0),
         num_volumes=len(job.volumes),
         batch=net.batch,

@@ -117,10 +117,13 @@ class BrickReader:
             if not spoilt.any():
                 continue
             plane[spoilt] = np.broadcast_to(lowers, plane.shape)[spoilt]
+            # The identity returns each channel as it is; another network sees all of them.
+            if self.job.config.model_type != "identity":
+                spoilt = spoilt.any(axis=0, keepdims=True)
             if invalid is None:
-                invalid = np.zeros(brick.support.shape, np.bool_)
+                invalid = np.zeros((len(spoilt), *brick.support.shape), np.bool_)
             if support[0].start <= z < support[0].stop:
-                invalid[z - support[0].start] = spoilt.any(axis=0)[support[1:]]
+                invalid[:, z - support[0].start] = spoilt[(slice(None), *support[1:])]
         loaded.invalid = invalid
 
     def _leave_out(self, loaded: Loaded, inside: NDArray[np.bool_]) -> None:

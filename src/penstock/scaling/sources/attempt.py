@@ -28,6 +28,7 @@ _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
 _NO_TIME = re.compile(r"[-+]\.?\d|nan|inf")
+_RATE = re.compile(r"\s*(?:/|per )\s*(?:it|step|epoch|batch|sample)")
 _TIMED = re.compile(
     r"\s*(total training time|time per epoch)\s*[(\[]([^()\[\]]*)[)\]]\s*:(.*)", re.IGNORECASE
 )
@@ -314,7 +315,9 @@ def _take_time(attempt: Attempt, name: str, value: str, beside: str = "") -> Non
     # What is below 0 or not finite is refused with its run.
     seconds = _number(value) if _NO_TIME.match(value) else None
     if seconds is None and COUNT.search(value):
-        seconds = leading_seconds(value, beside)[0]
+        seconds, rest = leading_seconds(value, beside)
+        if name.startswith("total") and _RATE.match(rest):
+            raise ValueError("a total training time is no rate")
     if seconds is not None:
         _TIMES[name](attempt, seconds)
 

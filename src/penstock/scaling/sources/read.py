@@ -154,7 +154,7 @@ def runs_of_file(path: Path) -> Iterable[KeptRun]:
         return comet_archive(path)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return runs_of_ledger(path)
-    if path.suffix == ".csv":
+    if path.suffix in (".csv", ".tsv"):
         rows = rows_of(path)
         return list(comet_runs(rows, path)) or table_runs(rows, path)
     if path.suffix == ".json":
