@@ -303,7 +303,7 @@ def _gather_facts(
         / (source.domain.size * source.dtype.itemsize),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
-        flag_bytes=(source.dtype.kind == "f") + 3 * (job.sample is not None),
+        flag_bytes=(source.dtype.kind == "f") * spoilt_masks(job) + 3 * (job.sample is not None),
         source_cache=source.cache_bytes or (None if source.with_cache(1).cache_bytes else 0),
         num_volumes=len(job.volumes),
         batch=net.batch,
@@ -341,6 +341,12 @@ def _gather_facts(
     )
 
 
+def spoilt_masks(job: Job) -> int:
+    """Masks of what is not finite: one for all channels, or one for each if none are mixed."""
+    alone = job.config.model_type == "identity" and job.config.reduce is None
+    return job.net.model.in_channels if alone else 1
+
+
 def _sample_bytes(job: Job) -> int:
     """Bytes of all that says where a volume holds what."""
     flags = job.sample.cache_bytes if job.sample else 0
@@ -351,11 +357,10 @@ def _sample_bytes(job: Job) -> int:
 
 def _level_bytes(job: Job) -> int:
     """Bytes for the first level below outputs, of whose blocks some are in flight."""
-    config = job.config
-    if config.levels == "none":
+    if job.config.levels == "none":
         return 0
     images = [sink for sink in job.sinks if getattr(sink, "documents", None)]
-    below = [levels_below(sink.domain.shape, count=config.levels) for sink in images]
+    below = [levels_below(sink.domain.shape, count=job.config.levels) for sink in images]
     return sum(
         min(_MOST_LEVEL_BYTES, math.prod(levels[0].shape) * sink.dtype.itemsize)
         for sink, levels in zip(images, below, strict=True)
