@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import urllib.request
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.base.errors import UsageError
-from penstock.data import Box, open_source
+from penstock.data import Box, is_transient, open_source
+from penstock.data.stores import raster
 
 from ..later import imported_later
 
@@ -356,7 +358,47 @@ def test_a_raster_behind_http(rasters: Array) -> None:
         source, made = read(f"{server.url}/1.tif", raw=True)
         assert (made[0, :, 0] == rasters[:, :, 40:]).all() and source.chunks == (1, 1, 1, 16, 16)
         refused(f"{server.url}/none.tif", "not a readable raster")
+        tifffile.imwrite("pages.tif", ZYX)
+        refused(f"{server.url}/pages.tif", f"has {len(ZYX)} images, and GDAL reads one")
+        tifffile.imwrite("page.ome.tif", ZYX[0], metadata={"axes": "YX", "PhysicalSizeX": 0.5})
+        assert raster.TEXT_STAYS in open_source(f"{server.url}/page.ome.tif").notes
         assert "s1gnature" not in open_source(f"{server.url}/1.tif?sig=s1gnature").name
+
+
+@pytest.mark.slow
+def test_a_raster_in_a_bucket_of_another_server(
+    rasters: Array, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    file, head = Path("1.tif").read_bytes(), {"Content-Type": "image/tiff"}
+    url = f"{s3_endpoint}/test-bucket/1.tif"
+    urllib.request.urlopen(urllib.request.Request(url, file, head, method="PUT")).close()
+    # GDAL holds the interpreter while it waits, and the server is a thread of this one.
+    lines = (
+        "from penstock.data import open_source; source = open_source('s3://test-bucket/1.tif', "
+        "raw=True); print(source.read(source.domain).sum(dtype=int))"
+    )
+    out = subprocess.run([sys.executable, "-c", lines], capture_output=True, timeout=60, text=True)
+    assert int(out.stdout) == rasters[:, :, 40:].sum(dtype=int), out.stderr
+
+
+@pytest.mark.slow
+def test_a_raster_that_fails_names_the_reason_and_is_tried_again_if_a_server_is_away(
+    rasters: Array,
+) -> None:
+    from tests.slow_server import Loopback
+
+    Path("0.tif").unlink()
+    source = open_source("all.vrt", raw=True)
+    with pytest.raises(OSError, match=r"0\.tif: No such file") as lost:
+        source.read(source.domain)
+    assert not is_transient(lost.value)
+    tifffile.imwrite("large.tif", np.tile(rasters[0], (20, 20)))
+    with Loopback(Path.cwd(), delay_s=0) as server:
+        source = open_source(f"{server.url}/large.tif")
+    with pytest.raises(ConnectionError) as away:
+        source.read(source.domain)
+    assert is_transient(away.value)
 
 
 def test_a_source_says_how_much_it_keeps() -> None:

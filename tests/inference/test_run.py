@@ -269,6 +269,18 @@ def test_nan_stays_where_it_was(normalize: str, seam: str) -> None:
     assert any(line.startswith("Not finite: 2 voxels of the input") for line in summary.lines())
 
 
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_the_identity_keeps_each_channel_where_another_has_no_value(seam: str) -> None:
+    data = arange((3, 1, 5, 6), "float32")
+    data[0, 0, 2, 3] = data[2, 0, 4, 5] = np.nan
+    how = {"in_channels": 3, "normalize": "none", "axes": "czyx", "patch": 4, "overlap": 2}
+    np.testing.assert_allclose(run(data, seam_mode=seam, **how), data, rtol=1e-6)
+    best = np.zeros((1, 1, 5, 6), "uint8")
+    how |= {"model": "identity", "devices": "cpu", "reduce": "argmax"}
+    assert penstock.run_inference(data, best, block=4, **how).not_finite == 2
+    assert best[0, 0].ravel().tolist() == [0 if k in (15, 29) else 2 for k in range(30)]
+
+
 def test_each_sink_has_places_of_its_own() -> None:
     """Two heads, one into a sink of what is selected, one into a sink of all there is."""
 

@@ -275,15 +275,16 @@ class ScaledGrid:
         return tuple(math.ceil(n * f) for n, f in zip(lengths, self.factors, strict=True))
 
     def mask(self, mask: NDArray[np.bool_], box: Box) -> NDArray[np.bool_]:
-        """What is true of voxels of a box of the domain, for the voxels here that have their
-        centres in them."""
+        """What is true of voxels of a box of the domain (its last three axes), for the voxels here
+        that have their centres in them."""
         if self.factors == SAME:
             return mask
         places = []
         for length, side, factor in zip(self.box(box).shape, box.shape, self.factors, strict=True):
             p, q = factor.as_integer_ratio()
             places.append(np.minimum((2 * np.arange(length) + 1) * q // (2 * p), side - 1))
-        return mask[np.ix_(*places)]
+        z, y, x = np.ix_(*places)
+        return mask[..., z, y, x]
 
     def density(self, domain: Box, stride: Sequence[int]) -> float:
         """Most voxels here for a voxel of a brick. One voxel at an edge may be cut."""

@@ -10,6 +10,7 @@ A raster has a georeference: its CRS, transform and no-data value, which a GeoTI
 from __future__ import annotations
 
 import math
+import os
 import re
 import threading
 import warnings
@@ -30,15 +31,24 @@ from .sliced import Asked, OpenedArray
 GDAL_CACHE = 2**26
 """Bytes of decoded tiles that GDAL keeps. It takes this number once, for all of the process; its
 own would be a share of all memory."""
-GDAL_OPTIONS = {
+GDAL_OPTIONS: dict[str, Any] = {
     "GDAL_CACHEMAX": GDAL_CACHE,
     # Listing the folder of a remote file would ask for every file beside it.
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+    # Two seconds of tries in all, as of other stores; a longer fault is tried again with its block.
+    "GDAL_HTTP_MAX_RETRY": 4,
+    "GDAL_HTTP_RETRY_DELAY": 0.1,
+    "GDAL_HTTP_CONNECTTIMEOUT": 20,
+    "GDAL_HTTP_LOW_SPEED_LIMIT": 1,
+    "GDAL_HTTP_LOW_SPEED_TIME": 60,
 }
+_CUT_OFF = re.compile(r"CURL error|HTTP response code: (408|429|5\d\d)|[Rr]ead error|Cannot read")
+"""Sentences of GDAL on a server that is away; of a tile it says only that no bytes came."""
 
 _LOST = '["unretrievable'
 """GDAL's mark of the ellipsoid of a code that it does not know; it takes WGS 84 in its place."""
 POINTS_STAY = "the input's ground control points or RPCs are not carried to any output"
+TEXT_STAYS = "what the input's text for OME or ImageJ says is read of a file on this machine only"
 ALPHA_IS_READ = "a band of the input is alpha, and is read as one more channel; --c leaves it out"
 _OPENING = threading.Lock()
 _SAID_BESIDE = (
@@ -52,10 +62,16 @@ _WORLD_FILES = (".tfw", ".tifw", ".tiffw", ".wld")
 
 
 def gdal_options(place: str) -> dict[str, Any]:
-    """GDAL's options for a raster. Files beside one on this machine count."""
-    if "://" in place or place.startswith("/vsi"):
+    """GDAL's options for a raster. Files beside one on this machine count, and one in a bucket is
+    on the server that AWS_ENDPOINT_URL names."""
+    if "://" not in place and not place.startswith("/vsi"):
+        return {name: value for name, value in GDAL_OPTIONS.items() if "READDIR" not in name}
+    scheme, _, host = os.environ.get("AWS_ENDPOINT_URL", "").rstrip("/").partition("://")
+    if not host or "AWS_S3_ENDPOINT" in os.environ:
         return GDAL_OPTIONS
-    return {name: value for name, value in GDAL_OPTIONS.items() if "READDIR" not in name}
+    secure = "NO" if scheme == "http" else "YES"
+    server = {"AWS_S3_ENDPOINT": host, "AWS_HTTPS": secure, "AWS_VIRTUAL_HOSTING": "FALSE"}
+    return {**GDAL_OPTIONS, **server}
 
 
 def is_explained_beside(path: Path, *, placed: bool) -> bool:
@@ -96,9 +112,16 @@ class _Bands:
     def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
         bands, rows, columns = index
         window = self._rasterio.windows.Window.from_slices(rows, columns)
-        with self._rasterio.Env(**self._options):
-            numbers = [band + 1 for band in range(self.shape[0])[bands]]
-            read: NDArray[Any] = self.opened().read(numbers, window=window)
+        numbers = [band + 1 for band in range(self.shape[0])[bands]]
+        try:
+            with self._rasterio.Env(**self._options):
+                read: NDArray[Any] = self.opened().read(numbers, window=window)
+        except self._rasterio.errors.RasterioError as error:
+            reason: BaseException = error  # rasterio's own words name nothing
+            while reason.__cause__ is not None:
+                reason = reason.__cause__
+            away = "://" in self._place and _CUT_OFF.search(str(reason))
+            raise (ConnectionError if away else OSError)(describe(reason)) from error
         return read
 
 
@@ -108,7 +131,14 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     dataset = raster.opened()
     if len(set(dataset.dtypes)) > 1:
         raise UsageError(f"{where}: its bands have the dtypes {', '.join(dataset.dtypes)}")
+    if dataset.subdatasets:
+        raise UsageError(
+            f"{where}: has {len(dataset.subdatasets)} images, and GDAL reads one; of a TIFF file "
+            "on this machine all are read"
+        )
     notes = []
+    if re.search("<OME|^ImageJ=", dataset.tags().get("TIFFTAG_IMAGEDESCRIPTION", "")):
+        notes.append(TEXT_STAYS)
     transform, crs = dataset.transform, dataset.crs
     straight = transform.b == transform.d == 0 and not transform.is_identity
     per_dataset = require("rasterio.enums", "scenes").MaskFlags.per_dataset

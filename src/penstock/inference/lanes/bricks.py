@@ -33,8 +33,8 @@ class Loaded:
     """True for each voxel of ``brick.support`` that gets the fill value of the output; None if none
     does."""
     invalid: NDArray[np.bool_] | None = None
-    """True for each voxel of ``brick.support`` that was not finite, in any channel (shape 1 z y x)
-    or in each (c z y x); None if all were finite."""
+    """True for each voxel of ``brick.support`` that was not finite, with an axis of channels as
+    long as `spoilt_masks`; None if all were finite."""
     native: Tensor | None = None
     """The array on the device, once its upload has begun; None once the lane has taken it."""
     arrived: torch.cuda.Event | None = None
@@ -100,7 +100,7 @@ class Computed:
         if invalid is None:
             return 0
         owned = self.job.geometry.owned(self.brick)
-        return int(np.count_nonzero(np.any(invalid[:, *owned.within(self.brick.support)], axis=0)))
+        return int(np.count_nonzero(invalid[:, *owned.within(self.brick.support)].any(axis=0)))
 
     def arrays(self) -> list[NDArray[Any] | None]:
         """The outputs as arrays, and last, if only some voxels are sample, those that get the fill
@@ -116,11 +116,8 @@ class Computed:
         if invalid is not None:
             for array, head in zip(arrays, self.job.heads, strict=True):
                 held = self.brick.support if head.blended else self.brick.core
-                alike = [np.logical_or.reduce(invalid)] * len(array)
-                masks = invalid if len(invalid) == len(array) else alike
-                for channel, mask in zip(array, masks, strict=True):
-                    where = head.grid.mask(mask[held.within(self.brick.support)], held)
-                    channel[where] = np.nan if head.dtype.kind == "f" else 0
+                where = head.grid.mask(invalid[:, *held.within(self.brick.support)], held)
+                np.copyto(array, np.nan if head.dtype.kind == "f" else 0, where=where)
         return [*arrays, *left_out]
 
     def _absent(self) -> NDArray[np.bool_] | None:

@@ -308,7 +308,6 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices = job.net, job.heads, job.devices
-    masks = net.model.in_channels if job.config.model_type == "identity" else 1
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
@@ -323,7 +322,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         / (source.domain.size * source.dtype.itemsize),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
-        flag_bytes=(source.dtype.kind == "f") * masks + 3 * (job.sample is not None),
+        flag_bytes=(source.dtype.kind == "f") * spoilt_masks(job) + 3 * (job.sample is not None),
         source_cache=source.cache_bytes or (None if source.with_cache(1).cache_bytes else 0),
         num_volumes=len(job.volumes),
         batch=net.batch,
@@ -357,6 +356,12 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         level_bytes=level_bytes(job.config, job.sinks),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
+
+
+def spoilt_masks(job: Job) -> int:
+    """Masks of what is not finite: one for all channels, or one for each if none are mixed."""
+    alone = job.config.model_type == "identity" and job.config.reduce is None
+    return job.net.model.in_channels if alone else 1
 
 
 def _sample_bytes(job: Job) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...data import Box, Scaling, indices, reflect
 from ..lanes.bricks import Loaded
-from ..opening.job import Job
+from ..opening.job import Job, spoilt_masks
 from ..tiling.geometry import Brick, block_halo, narrowed
 from ..tiling.traffic import read_range
 from .run import Run
@@ -117,13 +117,12 @@ class BrickReader:
             if not spoilt.any():
                 continue
             plane[spoilt] = np.broadcast_to(lowers, plane.shape)[spoilt]
-            # The identity returns each channel as it is; another network sees all of them.
-            if self.job.config.model_type != "identity":
+            if spoilt_masks(self.job) == 1:
                 spoilt = spoilt.any(axis=0, keepdims=True)
             if invalid is None:
                 invalid = np.zeros((len(spoilt), *brick.support.shape), np.bool_)
             if support[0].start <= z < support[0].stop:
-                invalid[:, z - support[0].start] = spoilt[(slice(None), *support[1:])]
+                invalid[:, z - support[0].start] = spoilt[:, *support[1:]]
         loaded.invalid = invalid
 
     def _leave_out(self, loaded: Loaded, inside: NDArray[np.bool_]) -> None:
