@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from penstock.base import MissingDependency, TrainConfig, build
-from penstock.base import secrets as keys
+from penstock.base import safe_text as keys
 from penstock.cli import main
 from penstock.training import trackers, tracking
 from penstock.training.trackers import LoggedRun, MLflow
