@@ -188,7 +188,7 @@ def compare_records(
 
 
 def _details(
-    judged: Iterable[tuple[Pair, ComparedCase]],
+    rows: Iterable[tuple[Pair, ComparedCase]],
     metric: str,
     threshold: float,
     rng: np.random.Generator,
