@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.base import secrets as keys
+from penstock.base import safe_text as keys
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TrainConfig
 from penstock.base.errors import MissingDependency
