@@ -11,8 +11,9 @@ import os
 
 from distributed.versions import get_versions
 
+from penstock.base import installed_version
 from penstock.base.config.infer import InferConfig
-from penstock.inference.opening.identity import _version, code_of_voxels
+from penstock.inference.opening.identity import code_of_voxels
 
 if "TRAININGS_FORKED" in os.environ:
     from penstock.training.ranks import torchmetrics_by_version
@@ -22,7 +23,7 @@ if "TRAININGS_FORKED" in os.environ:
 get_versions()
 InferConfig.model_rebuild()
 code_of_voxels()
-_version("tensorstore")
+installed_version("tensorstore")
 gc.freeze()
 gc.get_freeze_count = lambda: 1
 gc.enable()

@@ -40,10 +40,10 @@ from .run_settings import differing_knobs, settings_that_differ
 from .table import hosts_of, listed
 from .verdicts import (
     ComparedCase,
-    Judge,
     Pair,
     Quantity,
     chances,
+    judged,
     noise_threshold,
     percent_words,
     quantities_of,
@@ -168,8 +168,8 @@ def compare_records(
     source = "as given"
     if threshold is None:
         threshold, source = noise_threshold(compared, rng)
-    judge, chance = Judge(threshold), chances(compared, rng)
-    rows = [judge.case(p, p.ratio(rng), chance.get(p.key)) for p in compared]
+    chance = chances(compared, rng)
+    rows = [judged(p, p.ratio(rng), chance.get(p.key), threshold) for p in compared]
     return Comparison(
         metric,
         threshold,
@@ -181,20 +181,25 @@ def compare_records(
         left_out=() if anyway else unlike,
         unlike=len(shared) - len(compared),
         hosts=_other_hosts(compared),
-        details=_details(zip(compared, rows, strict=True), metric, judge, rng) if detailed else (),
+        details=_details(zip(compared, rows, strict=True), metric, threshold, rng)
+        if detailed
+        else (),
     )
 
 
 def _details(
-    judged: Iterable[tuple[Pair, ComparedCase]], metric: str, judge: Judge, rng: np.random.Generator
+    rows: Iterable[tuple[Pair, ComparedCase]],
+    metric: str,
+    threshold: float,
+    rng: np.random.Generator,
 ) -> tuple[CaseDetail, ...]:
     return tuple(
         CaseDetail(
             pair.label,
             tuple(settings_that_differ(pair.a, pair.b)),
-            tuple(quantities_of(pair, row, metric, judge, rng)),
+            tuple(quantities_of(pair, row, metric, threshold, rng)),
         )
-        for pair, row in judged
+        for pair, row in rows
     )
 
 

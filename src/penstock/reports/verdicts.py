@@ -82,71 +82,68 @@ class Pair:
         return hierarchical_bootstrap_ratio(self.a_times, self.b_times, rng)
 
 
-@dataclass(frozen=True)
-class Judge:
-    """The rules of a verdict."""
+def judged(pair: Pair, ratio: Interval | None, p: float | None, threshold: float) -> ComparedCase:
+    """Judge a pair by the ratio of its times and the probability ``p`` of chance. ``threshold`` is
+    the change that one acts on."""
+    verdict, reason = _verdict_of(pair, ratio, p, threshold)
+    return ComparedCase(
+        label=pair.label,
+        key=pair.key,
+        case=pair.a[0].case,
+        a_seconds=_median(pair.a_times),
+        b_seconds=_median(pair.b_times),
+        a_launches=len(pair.a_times),
+        b_launches=len(pair.b_times),
+        ratio=ratio,
+        p=p,
+        verdict=verdict,
+        reason=reason,
+    )
 
-    threshold: float
-    """The change that one acts on."""
 
-    def case(self, pair: Pair, ratio: Interval | None, p: float | None) -> ComparedCase:
-        """Judge a pair by the ratio of its times and the probability ``p`` of chance."""
-        verdict, reason = self._verdict(pair, ratio, p)
-        return ComparedCase(
-            label=pair.label,
-            key=pair.key,
-            case=pair.a[0].case,
-            a_seconds=_median(pair.a_times),
-            b_seconds=_median(pair.b_times),
-            a_launches=len(pair.a_times),
-            b_launches=len(pair.b_times),
-            ratio=ratio,
-            p=p,
-            verdict=verdict,
-            reason=reason,
+def _verdict_of(
+    pair: Pair, ratio: Interval | None, p: float | None, threshold: float
+) -> tuple[Verdict, str]:
+    """A verdict and the sentence that gives its reason."""
+    a_failed, b_failed = (_failures(side) for side in (pair.a, pair.b))
+    n, m = len(pair.a_times), len(pair.b_times)
+    if b_failed and (not a_failed or (n and not m)):
+        return "fails", f"A ran, B: {b_failed}"
+    if a_failed and (not b_failed or (m and not n)):
+        return "mended", f"B ran, A: {a_failed}"
+    notes = _notes(A=a_failed, B=b_failed) + _notes(A=_unsettled(pair.a), B=_unsettled(pair.b))
+    if ratio is None:
+        if a_failed == b_failed != "":
+            return "same", f"both: {a_failed}"
+        return "inconclusive", f"{n} launches of A and {m} of B measured this{notes}"
+    if min(n, m) == 1:
+        return "inconclusive", f"one launch is never compared (A has {n}, B has {m}){notes}"
+    if p is None:
+        enough = next(k for k in range(2, 99) if 2 / math.comb(2 * k, k) <= _RISK)
+        return "inconclusive", (
+            f"{n} launches of A and {m} of B cannot tell at {100 * CONFIDENCE:g} %; "
+            f"{enough} of each can{notes}"
         )
+    verdict, why = _by_size(ratio, p, threshold)
+    if verdict in ("slower", "faster"):
+        noise = own_noise(pair.a_times, pair.b_times)
+        if abs(math.log(ratio.value)) <= math.log1p(noise):
+            verdict, why = "inconclusive", f"{ALIKE} (up to {percent_words(noise)})"
+    chance = f"B takes {ratio_words(ratio)} times as long, p {significant(p, 2)}"
+    return verdict, f"{chance}; {why}{notes}"
 
-    def _verdict(self, pair: Pair, ratio: Interval | None, p: float | None) -> tuple[Verdict, str]:
-        """A verdict and the sentence that gives its reason."""
-        a_failed, b_failed = (_failures(side) for side in (pair.a, pair.b))
-        n, m = len(pair.a_times), len(pair.b_times)
-        if b_failed and (not a_failed or (n and not m)):
-            return "fails", f"A ran, B: {b_failed}"
-        if a_failed and (not b_failed or (m and not n)):
-            return "mended", f"B ran, A: {a_failed}"
-        notes = _notes(A=a_failed, B=b_failed) + _notes(A=_unsettled(pair.a), B=_unsettled(pair.b))
-        if ratio is None:
-            if a_failed == b_failed != "":
-                return "same", f"both: {a_failed}"
-            return "inconclusive", f"{n} launches of A and {m} of B measured this{notes}"
-        if min(n, m) == 1:
-            return "inconclusive", f"one launch is never compared (A has {n}, B has {m}){notes}"
-        if p is None:
-            enough = next(k for k in range(2, 99) if 2 / math.comb(2 * k, k) <= _RISK)
-            return "inconclusive", (
-                f"{n} launches of A and {m} of B cannot tell at {100 * CONFIDENCE:g} %; "
-                f"{enough} of each can{notes}"
-            )
-        verdict, why = self._by_size(ratio, p)
-        if verdict in ("slower", "faster"):
-            noise = own_noise(pair.a_times, pair.b_times)
-            if abs(math.log(ratio.value)) <= math.log1p(noise):
-                verdict, why = "inconclusive", f"{ALIKE} (up to {percent_words(noise)})"
-        chance = f"B takes {ratio_words(ratio)} times as long, p {significant(p, 2)}"
-        return verdict, f"{chance}; {why}{notes}"
 
-    def _by_size(self, ratio: Interval, p: float) -> tuple[Verdict, str]:
-        """The verdict on a ratio whose ``p`` is known, and the end of its sentence."""
-        assert ratio.low is not None
-        assert ratio.high is not None
-        limit, percent = 1 + self.threshold, percent_words(self.threshold)
-        if 1 / limit <= ratio.low <= ratio.high <= limit:
-            return "same", f"all of it within {percent}"
-        if not (p <= _RISK and ratio.excludes(1)):
-            return "inconclusive", "this may be chance"
-        if 1 / limit <= ratio.value <= limit:
-            return "inconclusive", f"it differs, perhaps within {percent}"
-        return "slower" if ratio.value > 1 else "faster", f"beyond {percent}"
+def _by_size(ratio: Interval, p: float, threshold: float) -> tuple[Verdict, str]:
+    """The verdict on a ratio whose ``p`` is known, and the end of its sentence."""
+    assert ratio.low is not None and ratio.high is not None
+    limit, percent = 1 + threshold, percent_words(threshold)
+    if 1 / limit <= ratio.low <= ratio.high <= limit:
+        return "same", f"all of it within {percent}"
+    if not (p <= _RISK and ratio.excludes(1)):
+        return "inconclusive", "this may be chance"
+    if 1 / limit <= ratio.value <= limit:
+        return "inconclusive", f"it differs, perhaps within {percent}"
+    return "slower" if ratio.value > 1 else "faster", f"beyond {percent}"
 
 
 def chances(pairs: Sequence[Pair], rng: np.random.Generator) -> dict[str, float]:
@@ -234,7 +231,7 @@ class Quantity:
     ratio: Interval | None
     """B over A; None if a side lacks it, or is 0."""
     verdict: str
-    """A verdict of `Judge`, or why there is none."""
+    """A verdict of `judged`, or why there is none."""
 
     def line(self) -> tuple[str, ...]:
         """The line of a table."""
@@ -253,7 +250,7 @@ HEAD = ("quantity", "A", "B", "B / A", "of it")
 
 
 def quantities_of(
-    pair: Pair, row: ComparedCase, metric: str, judge: Judge, rng: np.random.Generator
+    pair: Pair, row: ComparedCase, metric: str, threshold: float, rng: np.random.Generator
 ) -> list[Quantity]:
     """Every quantity that a side of a case has.
 
@@ -261,7 +258,7 @@ def quantities_of(
         pair: The launches of a case on both sides.
         row: The verdict on the case.
         metric: The phase that the verdict is on.
-        judge: The rules of a verdict.
+        threshold: The change that one acts on.
         rng: The source of random numbers.
 
     Returns:
@@ -269,7 +266,7 @@ def quantities_of(
     """
     a, b = ([record for record in side if record.ok] for side in (pair.a, pair.b))
     names = dict.fromkeys(name for record in (*a, *b) for name in record.samples_s)
-    rows = [_of_phase(pair, name, judge, rng) for name in names]
+    rows = [_of_phase(pair, name, threshold, rng) for name in names]
     if row.ratio is not None and row.ratio.low is not None:
         # Resampled once: one quantity has one ratio, and one verdict.
         said = Quantity(metric, "seconds", row.a_seconds, row.b_seconds, row.ratio, row.verdict)
@@ -280,7 +277,7 @@ def quantities_of(
     return [row for row in rows if row.a or row.b]
 
 
-def _of_phase(pair: Pair, name: str, judge: Judge, rng: np.random.Generator) -> Quantity:
+def _of_phase(pair: Pair, name: str, threshold: float, rng: np.random.Generator) -> Quantity:
     of_a, of_b = (
         [times for r in side if r.ok and (times := r.samples_s.get(name))]
         for side in (pair.a, pair.b)
@@ -294,7 +291,7 @@ def _of_phase(pair: Pair, name: str, judge: Judge, rng: np.random.Generator) -> 
         phase = Pair(pair.key, name, pair.a, pair.b, of_a, of_b)
         ratio = phase.ratio(rng)
         chance = chances([phase], rng)
-        verdict = judge.case(phase, ratio, chance.get(pair.key)).verdict
+        verdict = judged(phase, ratio, chance.get(pair.key), threshold).verdict
         return Quantity(name, "seconds", a, b, ratio, verdict)
     of_a, of_b = (_stretches(side[0]) if len(side) == 1 else side for side in (of_a, of_b))
     if min(len(of_a), len(of_b)) < 2:
