@@ -17,7 +17,7 @@ from .cf_packing import Packing, packing_of, same_in_all
 from .frames import physical_size, shown_channel, unit_name
 from .ome_levels import array_below
 from .protocols import check_dtype, chosen_of, in_words
-from .raster import ALPHA_IS_READ, POINTS_STAY
+from .raster import ALPHA_IS_READ, POINTS_STAY, UNITS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
@@ -235,6 +235,9 @@ def lost(file: Any, series: Any) -> Iterator[str]:
         yield POINTS_STAY
     if any(each.name in ("ASSOCALPHA", "UNASSALPHA") for each in series.keyframe.extrasamples):
         yield ALPHA_IS_READ
+    units = (roles.get("unittype", "") for roles in _bands(file).values())
+    if said := ", ".join(dict.fromkeys(filter(None, units))):
+        yield UNITS_STAY.format(said)
     if series.keyframe.photometric.name in ("MINISWHITE", "PALETTE"):
         yield f"the input is {series.keyframe.photometric.name}, and its numbers are read as stored"
     if series.kind in _PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
