@@ -128,6 +128,10 @@ def test_a_pipe_in_place_of_settings_is_not_waited_for() -> None:
     os.mkfifo("a.yaml")
     code, said = ended("infer", "--in-spec", "in.npy", *KNOBS, "--config", "a.yaml")
     assert code == 2 and said == ["penstock infer: --config a.yaml is a pipe, which may never end"]
+    code, said = ended("infer", "--config", "/dev/zero")
+    assert code == 2 and said == [
+        "penstock infer: --config /dev/zero is a device, which may never end"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ class TestBadInput:
             (lambda d: d / "none.zarr", r"--in-spec .*none\.zarr: no such file or folder$"),
             (lambda d: d, r"neither an OME-Zarr image nor a Zarr, N5 or precomputed array$"),
             (lambda d: saved(d, "a.txt", "hello"), r"a\.txt: neither"),
+            (lambda d: "/dev/zero", "/dev/zero: neither"),
             (lambda d: d / "none.tif", r"none\.tif: no such file$"),
             (lambda d: saved(d, "a.tif", "hello"), r"a\.tif: not a readable TIFF file: "),
             (lambda d: saved(d, "a.npy", "hello"), r"a\.npy: not a readable \.npy array: "),

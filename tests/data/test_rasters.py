@@ -78,6 +78,12 @@ def scaled(file: Any) -> None:
     file.scales, file.offsets = (0.25,) * file.count, (-50.0,) * file.count
 
 
+def said_beside(file: Any) -> None:
+    """As GDAL writes what it may not put into a file."""
+    band = '<PAMRasterBand band="1"><NoDataValue>-9999</NoDataValue></PAMRasterBand>'
+    Path(f"{file.name}.aux.xml").write_text(f"<PAMDataset>{band}</PAMDataset>")
+
+
 VALUES: dict[str, tuple[float, dict[str, Any]]] = {
     "a value of its own": (-9999, {"nodata": -9999}),
     "NaN": (np.nan, {"nodata": np.nan}),
@@ -96,6 +102,7 @@ VALUES: dict[str, tuple[float, dict[str, Any]]] = {
         -32768, {"nodata": -32768, **HALVES, "compress": "lzw", "predictor": 3}
     ),
     "16 bits, scaled": (-1, {"nodata": -1, **HALVES, "after": scaled}),
+    "16 bits, said beside": (-9999, {**HALVES, "after": said_beside}),
     "big endian": (-9999, {"nodata": -9999, "endianness": "big", "dtype": "float64"}),
 }  # fmt: skip
 

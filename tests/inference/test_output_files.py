@@ -204,9 +204,12 @@ def test_a_band_keeps_the_pixels_that_another_one_lacks() -> None:
         assert np.array_equal(made.read(), values, equal_nan=True)
 
 
-def test_the_fourth_of_four_bands_is_no_alpha() -> None:
+def test_the_fourth_of_four_bands_is_no_alpha(capsys: pytest.CaptureFixture[str]) -> None:
     rasterio = scene(values=SCENE[[0, 1, 2, 0]].astype("uint8"), dtype="uint8", count=4)
+    with rasterio.open("in.tif", "r+") as file:
+        file.set_band_unit(4, "dB")
     assert convert("in.tif", "out.tif") == 0
+    assert "units that the input gives its bands (dB) are not carried" in capsys.readouterr().out
     with rasterio.open("out.tif") as made:
         assert made.colorinterp[3].name != "alpha"
 

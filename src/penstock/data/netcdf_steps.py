@@ -32,9 +32,9 @@ def is_axis(dataset: Any, axis: str, what: str) -> bool:
     )
 
 
-def _times(dataset: Any, axis: str, where: str) -> NDArray[Any] | None:
+def _times(dataset: Any, axis: str, where: str, *, needed: bool) -> NDArray[Any] | None:
     """The times of the steps of an axis, as its coordinate or another variable says; None if
-    nothing says them.
+    nothing says them, or nothing that can be read while they are not ``needed``.
 
     Numbers without units that read as dates, such as 20000131 and 200001, are dates.
     """
@@ -58,10 +58,12 @@ def _times(dataset: Any, axis: str, where: str) -> NDArray[Any] | None:
         dates = None if units else _dates_of_numbers(times)
         return times if dates is None else dates
     if not is_axis(dataset, name, "time") and name not in _OTHER_TIMES:
-        return None
+        return None  # names of samples
     try:  # WRF writes 2000-01-31_06:00:00
         return np.char.replace(times.astype(str), "_", "T").astype("M8[s]")
     except ValueError as error:
+        if not needed:
+            return None
         raise UsageError(f"{where}: {name} holds {str(times[0])!r}, which is no date") from error
 
 
@@ -93,7 +95,7 @@ def gaps_of(
     told.
     """
     steps = dataset.sizes[axis]
-    times = _times(dataset, axis, where)
+    times = _times(dataset, axis, where, needed=reach != (0, 0))
     times = np.arange(steps) if times is None else times
     if steps < 2:
         return None, np.zeros(0, bool)

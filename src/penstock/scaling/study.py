@@ -200,8 +200,8 @@ def _kinds(base: TrainingRun, run: TrainingRun) -> list[Kind]:
     """The kinds of scaling from ``base`` to ``run``; empty if it is none."""
     same_batch, same_global = run.batch == base.batch, run.global_batch == base.global_batch
     if not (base.shape_known and run.shape_known):
-        sized = base.global_batch and run.global_batch and base.batch and run.batch
-        return [] if sized and not (same_batch or same_global) else ["undetermined"]
+        batches = (base.batch, run.batch, base.global_batch, run.global_batch)
+        return [] if all(batches) and not (same_batch or same_global) else ["undetermined"]
     assert base.work is not None and run.work is not None
     assert base.batch is not None and run.batch is not None
     assert base.global_batch is not None and run.global_batch is not None

@@ -261,8 +261,10 @@ def read_yaml(path: Path, asked: str = "--config") -> dict[str, Any]:
     Raises:
         UsageError: It cannot be read, or holds no settings.
     """
-    if path.is_fifo() and path.parent.name != "fd":  # a shell's <(...) has a writer
-        raise UsageError(f"{asked} {path} is a pipe, which may never end")
+    # A shell's <(...) has a writer.
+    if path.is_char_device() or (path.is_fifo() and path.parent.name != "fd"):
+        kind = "device" if path.is_char_device() else "pipe"
+        raise UsageError(f"{asked} {path} is a {kind}, which may never end")
     try:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:

@@ -231,7 +231,8 @@ class Pixels:
             if self.dtype == np.float32:
                 return decoded(self._file, self._file.read(1, window=(rows, columns), masked=True))
             window = Box((0, 0, 0, rows[0], columns[0]), (1, 1, 1, rows[1], columns[1]))
-            values: Values = self._halves.read(window)[0, 0, 0]
+            # GDAL, which reads what files beside it explain, widens halves.
+            values: Values = self._halves.read(window)[0, 0, 0].astype(np.float16, copy=False)
         except Exception as error:  # damaged pixels may raise anything
             raise UsageError(
                 f"{self._path} cannot be read at rows {rows[0]} to {rows[1]}: "

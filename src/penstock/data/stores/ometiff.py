@@ -29,6 +29,7 @@ from .protocols import AXES, check_dtype
 from .sliced import Asked, OpenedArray, Readable, decoded_once
 from .tiff_frame import (
     PLACED,
+    PLAIN,
     axes_of,
     check_files,
     chosen_series,
@@ -161,9 +162,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         levels = series.levels
         num_pages = len(file.pages)
     placed = any(tag in series.keyframe.tags for tag in PLACED)
-    if series.kind not in ("ome", "imagej") and raster.is_explained_beside(
-        asked.file, placed=placed
-    ):
+    is_raster = series.kind in PLAIN and len(series.pages) == 1  # of more GDAL has the first
+    if is_raster and raster.is_explained_beside(asked.file, placed=placed):
         return raster.open_array(asked, cache_bytes)
     if not 0 <= asked.level < len(levels):
         raise UsageError(f"{where}: level {asked.level} does not exist; {len(levels)} levels do")

@@ -379,7 +379,7 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
-    if folder is not None and zipfile.is_zipfile(folder):
+    if folder is not None and folder.is_file() and zipfile.is_zipfile(folder):  # no device
         raise UsageError(
             f"{group.where}: a zip file; unpack it, or give a TensorStore spec whose kvstore has "
             "the driver zip"

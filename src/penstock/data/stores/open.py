@@ -131,7 +131,9 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
         opened = import_module(f".{form.room}", __package__).open_array(asked, cache_bytes)
     folder = files[0].parent if asked.files else asked.file
     address = asked.path if remote else str(folder.resolve())
-    stamps = [] if remote else [fact for each in files for fact in file_stamp(each)]
+    beside = (each.with_name(f"{each.name}.aux.xml") for each in files)
+    whole = [] if remote else [*files, *(each for each in beside if each.is_file())]
+    stamps = [fact for each in whole for fact in file_stamp(each)]
     return SlicedSource(opened, asked, address, stamps)
 
 

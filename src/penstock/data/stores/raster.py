@@ -49,6 +49,7 @@ _LOST = '["unretrievable'
 """GDAL's mark of the ellipsoid of a code that it does not know; it takes WGS 84 in its place."""
 POINTS_STAY = "the input's ground control points or RPCs are not carried to any output"
 TEXT_STAYS = "what the input's text for OME or ImageJ says is read of a file on this machine only"
+UNITS_STAY = "the units that the input gives its bands ({}) are not carried to any output"
 ALPHA_IS_READ = "a band of the input is alpha, and is read as one more channel; --c leaves it out"
 _OPENING = threading.Lock()
 _SAID_BESIDE = (
@@ -148,6 +149,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         notes.append(POINTS_STAY)
     if any(each.name == "alpha" for each in dataset.colorinterp):
         notes.append(ALPHA_IS_READ)
+    if units := ", ".join(dict.fromkeys(filter(None, dataset.units))):
+        notes.append(UNITS_STAY.format(units))
     unit = unit_name(crs.linear_units) if crs is not None and crs.is_projected else None
     sizes = {"y": (abs(transform.e), unit, 0.0), "x": (transform.a, unit, 0.0)}
     rows, columns = dataset.block_shapes[0]

@@ -17,13 +17,13 @@ from .cf_packing import Packing, packing_of, same_in_all
 from .frames import physical_size, shown_channel, unit_name
 from .ome_levels import array_below
 from .protocols import check_dtype, chosen_of, in_words
-from .raster import ALPHA_IS_READ, POINTS_STAY
+from .raster import ALPHA_IS_READ, POINTS_STAY, UNITS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
 _CODEC = {"NONE": "", "ADOBE_DEFLATE": "deflate", "PACKBITS": "packbits"}
-_PLAIN = ("shaped", "generic", "uniform")
-_READ_KINDS = ("ome", "imagej", *_PLAIN)
+PLAIN = ("shaped", "generic", "uniform")
+_READ_KINDS = ("ome", "imagej", *PLAIN)
 """Kinds of tifffile's series whose metadata is read here, or that have none."""
 _RESOLUTION_UNIT = 296
 _NODATA = 42113
@@ -235,9 +235,12 @@ def lost(file: Any, series: Any) -> Iterator[str]:
         yield POINTS_STAY
     if any(each.name in ("ASSOCALPHA", "UNASSALPHA") for each in series.keyframe.extrasamples):
         yield ALPHA_IS_READ
+    units = (roles.get("unittype", "") for roles in _bands(file).values())
+    if said := ", ".join(dict.fromkeys(filter(None, units))):
+        yield UNITS_STAY.format(said)
     if series.keyframe.photometric.name in ("MINISWHITE", "PALETTE"):
         yield f"the input is {series.keyframe.photometric.name}, and its numbers are read as stored"
-    if series.kind in _PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
+    if series.kind in PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
         yield "the input's resolution by inch or centimetre is not taken for the size of voxels"
     if file.ome_metadata and pixels_of(file, 0) is None:
         yield "the input's OME metadata is no XML, or not of its images, and goes no further"
