@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base import InferConfig, StageError, UsageError, names_parameters
+from penstock.base import InferConfig, StageError, UsageError, build, names_parameters
 from penstock.cli import main
 
 
@@ -38,6 +38,17 @@ def test_flags_become_parameters(flags: str, parameters: str) -> None:
         fail()
     for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
         assert (str(error), error.with_flags) == (parameters, flags)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_limit_is_a_number(number: float) -> None:
+    """One that is NaN would leave out all voxels, without a word."""
+    job = {"in_spec": "a", "out_spec": "b", "model_type": "identity"}
+    for name in ("skip_below", "norm_lower", "eps"):
+        with pytest.raises(UsageError, match="input should be a finite number"):
+            build(InferConfig, {**job, name: number})
+    limits = build(InferConfig, {**job, "clip_norm": (0, float("inf"))})
+    assert limits.clip_norm == (0, float("inf"))
 
 
 def test_an_error_within_an_error_is_said_as_the_outer_one_is() -> None:

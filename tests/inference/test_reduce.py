@@ -91,6 +91,7 @@ class Wild(Classes):
     [
         ("median", {}, "`reduce` median is not argmax, threshold:X or top:K"),
         ("top:0", {}, "`reduce` top:0 is not argmax"),
+        ("threshold:nan", {}, "`reduce` threshold:nan is not argmax"),
         ("top:9", {}, "`reduce` top:9: head out has 4 channels"),
         ("argmax", {"model": nn.Conv3d(1, 1, 3, padding=1)}, "argmax: head out has 1 channel"),
         ("argmax", {"head_kind": "scores"}, "leave out `head_kind`"),

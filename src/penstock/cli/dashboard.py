@@ -50,11 +50,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _about(folders: list[Path], count: int) -> Report:
     """The report beside the runs: how the trainings among them scale, if they do."""
-    title = f"Penstock: {', '.join(folder.name or str(folder) for folder in folders)}"
+    title = f"Penstock: {', '.join(folder.resolve().name or str(folder) for folder in folders)}"
     verdict = f"{plural(count, 'run')}; the page is renewed as they go on."
     try:
         study = report_of_scaling(folders, title, lambda sentence: None)
     except UsageError:  # there is no training
         return Report(title, [verdict])
-    chapters = study.chapters if len(study.chapters) > 1 else ()
-    return Report(title, [verdict, *study.verdict], study.about, chapters)
+    if len(study.chapters) == 1:  # no study, so there is a list of the trainings alone
+        return Report(title, [verdict, *study.verdict])
+    return Report(title, [verdict, *study.verdict], study.about, study.chapters)

@@ -55,7 +55,7 @@ class Reduction:
         with contextlib.suppress(ValueError):
             if kind == "argmax" and not value:
                 return cls("argmax")
-            if kind == "threshold":
+            if kind == "threshold" and math.isfinite(float(value)):
                 return cls("threshold", limit=float(value))
             if kind == "top" and int(value) >= 1:
                 return cls("top", count=int(value))

@@ -237,7 +237,7 @@ class BenchQueueConfig(SweepKnobs):
 class TuneLoaderConfig(RecordKnobs, PatchKnobs):
     """The knobs of ``penstock tune loader``."""
 
-    step_time: Annotated[float, Field(gt=0, allow_inf_nan=False)] = flag(
+    step_time: Annotated[float, Field(gt=0)] = flag(
         help="SECONDS of a step on the accelerator, with --batch-size samples", unit="seconds"
     )
     batch_size: Positive = flag(4, help="samples of a batch")

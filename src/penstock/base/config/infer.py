@@ -59,6 +59,8 @@ def _spelled(value: object) -> object:
 
 Normalize = Literal["percentile", "global", "zscore", "zscore-nonzero", "fixed", "none"]
 HeadKind = Literal["intensity", "scores", "labels"]
+_Limit = Annotated[float, Field(allow_inf_nan=True)]
+"""A side may have no limit."""
 HEAD_KINDS: tuple[HeadKind, ...] = ("intensity", "scores", "labels")
 
 
@@ -101,13 +103,13 @@ class Valued(Sampled):
     norm_level: Natural | None = flag(
         None, help="take global percentiles from this level of an OME-Zarr pyramid", group="values"
     )
-    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = flag(
+    eps: Annotated[float, Field(gt=0)] | None = flag(
         None,
         help="least range to divide values by (default: where the two percentiles are equal, "
         "the range of the data)",
         group="values",
     )
-    clip_norm: tuple[float, float] | tuple[()] | None = flag(
+    clip_norm: tuple[_Limit, _Limit] | tuple[()] | None = flag(
         None,
         help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)",
         group="values",

@@ -131,7 +131,11 @@ class Knobs(BaseModel):
     """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        defer_build=True,
+        allow_inf_nan=False,  # a limit that is NaN would leave out everything
     )
 
     @classmethod

@@ -100,7 +100,7 @@ class TrainConfig(DetectorData, PairsData, Labels):
     warmup_steps: Natural = flag(
         0, help="steps in which the learning rate rises linearly", group="optimiser"
     )
-    clip_norm: Annotated[float, Field(gt=0)] | None = flag(
+    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=True)] | None = flag(
         None,
         help="largest norm of the gradient of all weights (default: no limit)",
         group="optimiser",

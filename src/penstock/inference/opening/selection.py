@@ -167,8 +167,8 @@ def volumes_of(
     if len(channels) % at_once:
         named = f" ({', '.join(recipe.channels)})" if recipe and recipe.channels else ""
         raise UsageError(
-            f"--c names {plural(len(channels), 'channel')} of the input and model {model.name} "
-            f"takes {at_once}{named} at once; name a multiple of it, give an --in-spec that has "
+            f"the input gives {plural(len(channels), 'channel')} and model {model.name} takes "
+            f"{at_once}{named} at once; name a multiple of it by --c, give an --in-spec that has "
             "them, or set --in-channels"
         )
     groups = [
