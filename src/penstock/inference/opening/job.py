@@ -45,7 +45,7 @@ from ..tiling.geometry import block_halo
 from . import identity
 from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
 from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
-from .net import fit_net, with_kinds
+from .net import fit_net, spoilt_masks, with_kinds
 from .outputs import check_own_files, level_bytes, open_outputs, sizes_of_heads
 from .sample import box_of, cropped, open_sample
 from .seam_error import SeamTrial
@@ -322,7 +322,8 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         / (source.domain.size * source.dtype.itemsize),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
-        flag_bytes=(source.dtype.kind == "f") * spoilt_masks(job) + 3 * (job.sample is not None),
+        flag_bytes=(source.dtype.kind == "f") * spoilt_masks(net, job.config)
+        + 3 * (job.sample is not None),
         source_cache=source.cache_bytes or (None if source.with_cache(1).cache_bytes else 0),
         num_volumes=len(job.volumes),
         batch=net.batch,
@@ -356,12 +357,6 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         level_bytes=level_bytes(job.config, job.sinks),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),
     )
-
-
-def spoilt_masks(job: Job) -> int:
-    """Masks of what is not finite: one for all channels, or one for each if none are mixed."""
-    alone = job.config.model_type == "identity" and job.config.reduce is None
-    return job.net.model.in_channels if alone else 1
 
 
 def _sample_bytes(job: Job) -> int:

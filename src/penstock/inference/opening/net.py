@@ -171,6 +171,12 @@ def choose_amp(
     return {"fp16": torch.float16, "bf16": torch.bfloat16, "off": None}[chosen]
 
 
+def spoilt_masks(net: Net, config: InferConfig) -> int:
+    """Masks of what is not finite: one for all channels, or one for each if none are mixed."""
+    alone = config.model_type == "identity" and config.reduce is None
+    return net.model.in_channels if alone else 1
+
+
 def with_peak_on(net: Net, device: torch.device, allocator: Any) -> Net:
     """The net with the most bytes that one forward of zeros takes on a device, if that is more than
     its tensors take.

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ...data import Box, Scaling, indices, reflect
 from ..lanes.bricks import Loaded
-from ..opening.job import Job, spoilt_masks
+from ..opening.job import Job
+from ..opening.net import spoilt_masks
 from ..tiling.geometry import Brick, block_halo, narrowed
 from ..tiling.traffic import read_range
 from .run import Run
@@ -117,7 +118,7 @@ class BrickReader:
             if not spoilt.any():
                 continue
             plane[spoilt] = np.broadcast_to(lowers, plane.shape)[spoilt]
-            if spoilt_masks(self.job) == 1:
+            if spoilt_masks(self.job.net, self.job.config) == 1:
                 spoilt = spoilt.any(axis=0, keepdims=True)
             if invalid is None:
                 invalid = np.zeros((len(spoilt), *brick.support.shape), np.bool_)
