@@ -308,6 +308,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices = job.net, job.heads, job.devices
+    masks = spoilt_masks(net, job.config) if source.dtype.kind == "f" else 0
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
