@@ -223,6 +223,16 @@ def test_steps_are_told_however_a_file_says_its_times(
     assert (stacked.step, list(stacked.ids)) == (step, ids)
 
 
+def test_groups_are_named_as_they_are_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = series(tmp_path / "a.nc", [0, 6, 12, 18], range(4))
+    with pytest.importorskip("netCDF4").Dataset(path, "a") as file:
+        file.createGroup("later")
+    assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
+    assert "left out, because groups are not read: later" in capsys.readouterr().out
+
+
 def test_values_outside_the_valid_range_are_missing(tmp_path: Path) -> None:
     stored = np.arange(12, dtype=np.int16).reshape(3, 2, 2)
     about = {"scale_factor": 0.5, "add_offset": 1.0, "valid_range": np.array([2, 9], np.int16)}

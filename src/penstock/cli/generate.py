@@ -135,6 +135,8 @@ def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
         if stacked.left_out:
             names = ", ".join(stacked.left_out)
             print(f"{source}: left out, because they have no latitude or longitude: {names}")
+        if stacked.groups:
+            print(f"{source}: left out, because groups are not read: {', '.join(stacked.groups)}")
         if stacked.over_gaps:
             many = plural(stacked.over_gaps, "sample")
             print(

@@ -86,6 +86,8 @@ class Stacked:
     """Steps of the inputs, relative to the sample's time."""
     left_out: tuple[str, ...]
     """Variables of two axes and more that were not chosen and cannot be inputs."""
+    groups: tuple[str, ...]
+    """Groups of the file, which are not read."""
     _dataset: Any
     _variables: dict[str, tuple[tuple[str, int], ...]]
     _axes: Axes
@@ -150,8 +152,13 @@ def open_netcdf(
         }
         _check_there(numeric, {"--inputs": inputs, "--targets": targets}, where)
         series = [v for n, v in numeric.items() if v.ndim >= 3 and (not inputs or n in inputs)]
+        with require("netCDF4", "loaders").Dataset(path) as file:
+            groups = tuple(file.groups)
         if not series:
-            raise UsageError(f"{where}: no variable has an axis of samples, latitude and longitude")
+            beside = f"; its groups ({', '.join(groups)}) are not read" if groups else ""
+            raise UsageError(
+                f"{where}: no variable has an axis of samples, latitude and longitude{beside}"
+            )
         axes = Axes.of(dataset, series)
         inputs, targets, left_out = _choose(numeric, axes, inputs, targets, where)
         steps = dataset.sizes[axes.samples]
@@ -169,7 +176,7 @@ def open_netcdf(
         layouts = _layouts(dataset, axes, variables)
         opened.pop_all()
     return Stacked(
-        layouts, ids, step, over_gaps, tuple(offsets), left_out, dataset, variables, axes
+        layouts, ids, step, over_gaps, tuple(offsets), left_out, groups, dataset, variables, axes
     )
 
 
