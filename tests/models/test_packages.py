@@ -202,6 +202,7 @@ def test_a_zip_that_is_damaged_or_leads_out_is_refused(tmp_path, capsys) -> None
     assert "leads out of it" in answer() and not (tmp_path.parent / "evil.txt").exists()
     path.write_bytes(path.read_bytes()[:60])
     assert "damaged zip" in answer()
+    assert main(["info", str(path)]) == 2 and "damaged zip" in capsys.readouterr().err
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "nothing")
     assert "holds no model" in answer()

@@ -384,6 +384,8 @@ def _array_driver(group: Group) -> str:
             f"{group.where}: a zip file; unpack it, or give a TensorStore spec whose kvstore has "
             "the driver zip"
         )
+    if folder is not None and folder.suffix == ".zip" and folder.is_file():
+        raise UsageError(f"{group.where}: a damaged zip file")
     raise UsageError(
         f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
     )
