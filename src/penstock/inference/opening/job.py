@@ -323,8 +323,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         / (source.domain.size * source.dtype.itemsize),
         packed_itemsize=getattr(source, "packed_itemsize", 0),  # stores of others need not know it
         source_origin=source.grid_origin[2:],
-        flag_bytes=(source.dtype.kind == "f") * spoilt_masks(net, job.config)
-        + 3 * (job.sample is not None),
+        flag_bytes=masks + 3 * (job.sample is not None),
         source_cache=source.cache_bytes or (None if source.with_cache(1).cache_bytes else 0),
         num_volumes=len(job.volumes),
         batch=net.batch,
