@@ -75,7 +75,7 @@ def with_bands(
             f"the model does not say how many channels it takes, and gets each of the {count} as a "
             f"volume of its own; --in-channels {count} gives it all at once"
         )
-        return model, [note] * (not model.says_channels and config.model_type != "identity")
+        return model, [] if model.says_channels else [note]
     if not model.says_channels:
         return replace(model, in_channels=count), [f"the model gets all {count} bands at once"]
     raise UsageError(
