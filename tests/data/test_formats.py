@@ -52,6 +52,8 @@ def test_hdf5(chunks: Any) -> None:
     with h5py.File("a.h5", "w") as file:
         data = file.create_dataset("raw/volume", data=ZYX, chunks=chunks, compression=chunks and 4)
         data.attrs["element_size_um"] = (2.0, 0.5, 0.25)
+        for dimension, name in zip(data.dims, "zyx" if chunks else "", strict=False):
+            dimension.label = name
         file["table"] = np.arange(4)
     for path in ("a.h5", "a.h5::raw/volume", "a.h5::/raw/volume"):
         source, made = read(path)

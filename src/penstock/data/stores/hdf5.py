@@ -115,7 +115,11 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     _check_within(dataset, asked.where)
     labels, sizes = _labels(dataset), {}
     micrometers = dataset.attrs.get("element_size_um")  # z, y, x, whatever the axes are
-    if micrometers is not None and len(micrometers) == dataset.ndim == 3 and labels is None:
+    if (
+        micrometers is not None
+        and len(micrometers) == dataset.ndim == 3
+        and labels in (None, ["z", "y", "x"])
+    ):
         each = zip("zyx", micrometers, strict=True)
         sizes = {axis: (physical_size(size) or 1.0, "micrometer", 0.0) for axis, size in each}
     attributes = {key: _plainly(dataset.attrs[key]) for key in dataset.attrs}
