@@ -329,7 +329,7 @@ def test_impossible_instances_are_refused(tmp_path, words: str, sentence: str, c
         ({"decoder": "mine.py:narrow"}, "gives int64 of shape .1, 2, 3."),
         ({"decoder": "mine.py:with_floats"}, "gives float32 of shape"),
         ({"decoder": "mine.py:raising"}, "ValueError: a decoder of the user's .*mine.py, line"),
-        ({"decoder": "mine.py:absent"}, "has no attribute 'absent'"),
+        ({"decoder": "mine.py:absent"}, "mine.py has no attribute 'absent'"),
         ({"decoder": "not.py:there"}, "there is no file"),
         ({"decoder": "voronoi"}, "give components, watershed, .*, affinities or FILE.py:FUNCTION"),
         ({"decoder": "watershed"}, "needs --threshold X and --seed-threshold Y"),

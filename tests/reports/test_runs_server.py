@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import main
+from penstock.cli import dashboard, main
 
 from ..anew import WAYS
 from .kit import launch
@@ -45,6 +45,16 @@ def test_what_is_asked_wrongly_is_one_sentence(
     assert main(["dashboard", *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1
+
+
+def test_the_page_is_named_by_its_folder_and_counts_its_runs_once(
+    folder: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(folder)
+    report = dashboard._about([Path()], 3)
+    assert report.title == f"Penstock: {folder.name}"
+    assert report.verdict[0].startswith("3 runs;")
+    assert not report.about  # "1 run", of the trainings alone
 
 
 @pytest.mark.slow

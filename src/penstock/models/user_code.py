@@ -71,7 +71,10 @@ def find_reference(reference: str) -> Iterator[Any]:
     finder = _Beside(folders, name)
     sys.meta_path.append(finder)
     try:
-        yield getattr(_module_of(place, file, name), attribute)
+        module = _module_of(place, file, name)
+        if not hasattr(module, attribute):  # Python's own words have our name of the module
+            raise AttributeError(f"{place} has no attribute {attribute!r}")
+        yield getattr(module, attribute)
     finally:
         sys.meta_path.remove(finder)
 

@@ -161,7 +161,8 @@ class Plan:
         geometry, memory, facts, size = self.geometry, self.memory, self.facts, format_bytes
         volumes = plural(facts.num_volumes, "volume")
         yield "volume", f"{in_words(geometry.written.shape)} voxels, {volumes}"
-        patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
+        word = "patch" if self.num_patches == 1 else "patches"
+        patches = f"{format_count(self.num_patches)} {word} in batches of {self.batch}"
         sides = f"{in_words(geometry.patch)}, overlap {in_words(geometry.overlap)}, {geometry.seam}"
         yield "patch", f"{sides}; {patches}"
         if facts.seams:
