@@ -152,13 +152,11 @@ def open_netcdf(
         }
         _check_there(numeric, {"--inputs": inputs, "--targets": targets}, where)
         series = [v for n, v in numeric.items() if v.ndim >= 3 and (not inputs or n in inputs)]
-        with require("netCDF4", "loaders").Dataset(path) as file:
-            groups = tuple(file.groups)
+        groups = _groups(path)
         if not series:
-            beside = f"; its groups ({', '.join(groups)}) are not read" if groups else ""
-            raise UsageError(
-                f"{where}: no variable has an axis of samples, latitude and longitude{beside}"
-            )
+            unread = f"; its groups ({', '.join(groups)}) are not read" * bool(groups)
+            what = "no variable has an axis of samples, latitude and longitude"
+            raise UsageError(f"{where}: {what}{unread}")
         axes = Axes.of(dataset, series)
         inputs, targets, left_out = _choose(numeric, axes, inputs, targets, where)
         steps = dataset.sizes[axes.samples]
@@ -178,6 +176,12 @@ def open_netcdf(
     return Stacked(
         layouts, ids, step, over_gaps, tuple(offsets), left_out, groups, dataset, variables, axes
     )
+
+
+def _groups(path: Path) -> tuple[str, ...]:
+    """Those of a file. Xarray reads the root alone."""
+    with require("netCDF4", "loaders").Dataset(path) as file:
+        return tuple(file.groups)
 
 
 def _open(path: Path, where: str) -> Any:
