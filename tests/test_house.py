@@ -157,6 +157,7 @@ def test_a_door_says_what_lives_behind_it(wing: str) -> None:
 WINGS = {file.split("/")[0] for file in files()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wings", "rooms_first", "run"),
     [(WINGS, False, run_anew), pytest.param(WINGS, True, run_fresh, marks=pytest.mark.slow)],

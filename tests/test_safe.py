@@ -162,6 +162,7 @@ def leaks(folder: Path, printed: str) -> list[str]:
     return places
 
 
+@pytest.mark.slow
 def test_no_verb_writes_or_prints_a_key(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     out = tmp_path / "out"

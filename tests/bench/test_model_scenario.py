@@ -128,6 +128,7 @@ def test_values_that_are_not_finite_are_a_wrong_result(nets: str, mode: str) -> 
         made(nets, "Infinite", mode=mode).step(Phases())
 
 
+@pytest.mark.slow
 def test_a_network_that_looks_at_values_is_tried_for_real(nets: str) -> None:
     assert under_test.check({**CASE, "model": f"{nets}:Valued"})[1]["parameters"] >= 0
 

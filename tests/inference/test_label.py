@@ -18,6 +18,7 @@ from penstock.inference import Labelling, LabelSummary
 from penstock.inference.objects.components import labelled
 
 from ..later import imported_later
+from ..parameters import slowly
 
 cc3d = imported_later("cc3d")
 parquet = imported_later("pyarrow.parquet")
@@ -149,7 +150,7 @@ def test_fifty_random_grids_by_parts(tmp_path) -> None:
         check_random(tmp_path, seed, in_parts=True)
 
 
-@pytest.mark.parametrize("block", [(4, 4, 4), (8, 4, 12)])
+@pytest.mark.parametrize("block", [(4, 4, 4), slowly(((8, 4, 12),))])
 def test_equal_values_have_the_labels_of_cc3d(tmp_path, block: tuple[int, ...]) -> None:
     values = np.random.default_rng(3).integers(0, 3, (11, 10, 13)).astype(np.uint16)
     got, _, labelling = label(tmp_path, values, connectivity=26, block=block)

@@ -170,6 +170,7 @@ def test_overviews_do_not_depend_on_blocks(dtype: str, nodata: int | None, rule:
     assert valid == (True, [], [])
 
 
+@pytest.mark.slow
 def test_a_large_geotiff_has_64_bit_offsets(monkeypatch) -> None:
     from penstock.data.stores import raster_tiles as room
 

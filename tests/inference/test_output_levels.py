@@ -180,6 +180,7 @@ def test_levels_of_an_output_that_only_the_run_names_are_not_written(capsys) -> 
     check("b.zarr", 2)
 
 
+@pytest.mark.slow
 def test_a_plain_output_is_an_array_alone(capsys) -> None:
     assert infer("a.zarr", "--ome-zarr", "0.6") == 2
     assert "--ome-zarr '0.6': input should be '0.4' or '0.5'" in capsys.readouterr().err

@@ -220,6 +220,7 @@ def computed(monkeypatch) -> list[int]:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seam", [pytest.param("trim", marks=pytest.mark.slow), "blend"])
 def test_a_run_that_was_cut_off_anywhere_computes_what_is_missing_and_no_more(
     seam: str, computed: list[int], tmp_path, monkeypatch

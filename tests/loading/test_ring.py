@@ -79,6 +79,7 @@ def lent_by(ring: Ring) -> NDArray[np.uint8]:
     return ring.lend()
 
 
+@pytest.mark.slow
 def test_a_buffer_of_arrays_waits_for_each_device_that_may_copy_from_it(cuda: Cuda) -> None:
     ring = Ring(64, 1, None, pin=True)
     ring.begin()

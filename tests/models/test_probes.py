@@ -70,6 +70,7 @@ def test_a_side_is_looked_for_that_is_enough_along_all_axes() -> None:
     assert reach.exact and reach.step == (2, 2, 2) and reach.before == (0, 0, 8)
 
 
+@pytest.mark.slow
 def test_a_search_ends_at_its_bound_and_says_what_it_did_not_look_at(monkeypatch) -> None:
     make, _ = LOCAL["plain"]
     monkeypatch.setattr(probes, "_MOST_WORK", 2e8)

@@ -127,6 +127,7 @@ def test_a_taken_port_is_one_sentence(ours: Served, folder: Path) -> None:
     assert f"--port {ours.port}: Address already in use; --port 0 takes any" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", WAYS)
 def test_help_waits_for_nothing_heavy(run: Callable[..., str]) -> None:
     code = (

@@ -105,6 +105,7 @@ def run(request, tmp_path_factory) -> Run:
     return Run(workload, config, batches, weights)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=2 + settings.default.max_examples // 25)  # each is a whole training
 def test_a_run_struck_at_any_moment_ends_in_the_same_weights(run: Run, data: st.DataObject) -> None:

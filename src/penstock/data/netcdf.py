@@ -138,8 +138,7 @@ def open_netcdf(
         The samples of the file. Close them when they are read.
 
     Raises:
-        UsageError: the file cannot be read, lacks variables or steps that were asked for, or has
-            its steps in disorder.
+        UsageError: the file cannot be read, lacks what was asked for, or has steps in disorder.
     """
     where = f"--from {path}"
     with contextlib.ExitStack() as opened:  # closes the file if it is refused
