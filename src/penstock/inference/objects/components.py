@@ -91,10 +91,17 @@ def faces_along(labels: NDArray[np.integer], axis: int, count: int) -> NDArray[n
     Returns:
         The number for each.
     """
-    flat, ends = labels.reshape(-1), _ends_along(labels, axis)
-    ends &= flat != 0
+    step, leaving = max(1, _AT_A_TIME // labels[0].size), []
+    for z in range(0, len(labels), step):
+        here = labels[z : z + step]
+        if axis == 0:
+            behind, ends = labels[z + 1 : z + step + 1], np.ones(here.shape, bool)
+            np.not_equal(here[: len(behind)], behind, out=ends[: len(behind)])
+        else:
+            ends = _ends_along(here, axis)
+        leaving.append(here.reshape(-1)[ends.reshape(-1)])
     # A line that leaves an object has entered it.
-    return 2 * np.bincount(flat[ends], minlength=count + 1)[1:]
+    return 2 * np.bincount(np.concatenate(leaving), minlength=count + 1)[1:]
 
 
 class LocalLabels(NamedTuple):
