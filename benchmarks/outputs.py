@@ -230,6 +230,10 @@ def pairs() -> dict[str, tuple[list[str], list[str]]]:
             infer("net.zarr", "out.ome.zarr", *net.split(), "--overwrite", "--mask", "mask.zarr"),
             infer("net.zarr", "out.ome.zarr", *net.split(), "--overwrite"),
         ),
+        "a raster of three bands": (
+            [*cog, "--levels", "none"],
+            [sys.executable, "-c", WINDOWS, "windows.tif"],
+        ),
         "a COG of three bands": (cog, [sys.executable, "-c", WINDOWS, "windows.tif"]),
         "a COG of three bands, by GDAL too": (cog, [sys.executable, "-c", GDAL_COG, "windows.tif"]),
         **{

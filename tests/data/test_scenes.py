@@ -321,6 +321,7 @@ def test_a_label_that_is_there_twice_counts_once(tmp_path) -> None:
     assert labels.lines.tolist() == [2, 3, 4]  # an object with another answer is another label
     (sentence,) = said
     assert sentence.endswith("already: 2, the first in line 5; each counts once")
+    assert len(read_labels(path, once=False)["a"]) == 5
     twice = write_csv(tmp_path / "twice.csv", rows, [*COLUMNS, "confidence"])
     with pytest.raises(UsageError, match="has two columns confidence"):
         read_labels(twice)

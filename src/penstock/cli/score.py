@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(("--output", config.output), replace=config.overwrite, inputs=read)
 
     predicted = read_predictions(config.inference_file)
-    labels = Objects.join(read_labels(config.label_file, print).values())
+    of_scenes = read_labels(config.label_file, print, once=not config.strict_official)
+    labels = Objects.join(of_scenes.values())
     if config.scene_id is not None:
         predicted, labels = _of_scenes(config.scene_id, predicted, labels)
     if not len(labels):

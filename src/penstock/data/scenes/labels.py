@@ -35,7 +35,9 @@ _TERNARY = {
 }  # fmt: skip
 
 
-def read_labels(path: Path, say: Callable[[str], None] | None = None) -> dict[str, Objects]:
+def read_labels(
+    path: Path, say: Callable[[str], None] | None = None, *, once: bool = True
+) -> dict[str, Objects]:
     """The labels of every scene that a CSV names, sorted by scene.
 
     A line with a ``scene_id`` alone is of a scene without an object. Columns that it has beside
@@ -45,6 +47,7 @@ def read_labels(path: Path, say: Callable[[str], None] | None = None) -> dict[st
     Args:
         path: The CSV.
         say: Takes a sentence on lines that are there twice.
+        once: False to count each line, as the official script does.
 
     Returns:
         The labels, by scene.
@@ -58,7 +61,7 @@ def read_labels(path: Path, say: Callable[[str], None] | None = None) -> dict[st
     for label in _parsed(path, str(path), NEEDED, _label):
         scene, line = label.pop("scene"), label.pop("lines", 0)
         of_scene, text = rows.setdefault(scene, []), f"{scene} {label}"
-        if text in lines:
+        if once and text in lines:
             repeats.append(line)
         elif label["points"]:
             of_scene.append({**label, "lines": line})
