@@ -100,7 +100,7 @@ def test_rows_of_one_scene_leave_others_done(data: Path, chipped: Path, tmp_path
     labels.write_text("\n".join([header, *sorted(rows, key=lambda row: first in row)]) + "\n")
     assert main(words) == 0
     assert "2 scenes were done before" in capsys.readouterr().out
-    labels.write_text("\n".join([header, rows[0], *rows]) + "\n")
+    labels.write_text("\n".join([header, *rows[1:]]) + "\n")
     assert main(words) == 2
     err = capsys.readouterr().err
     assert f"{first} was made with other labels; use --overwrite-preproc" in err

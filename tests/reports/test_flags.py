@@ -44,7 +44,7 @@ def flags_of(*words: str) -> set[str]:
 @pytest.mark.slow
 def test_a_report_names_a_flag_with_the_verb_that_has_it() -> None:
     named = [(room, text) for room in SENTENCES for text in texts(room)]
-    verbs = ("bench queue", "bench loader", "tune loader", "infer", "train")
+    verbs = ("bench queue", "bench loader", "tune loader", "tune infer", "infer", "train")
     for room, text in named:
         verb = next((v for v in verbs if re.search(rf"\b{v}\b", text)), None)
         assert verb is not None, f"{room}: {text}"

@@ -298,7 +298,9 @@ def best_trial(trials: Sequence[TriedSettings]) -> tuple[TriedSettings, list[str
             return fastest, said
         said.append(f"Of {plural(len(others), 'other setting')}, none is faster beyond the noise")
     elif others:
-        said.append("One launch does not say how much launches differ: give more --most-seconds")
+        said.append(
+            "One launch does not say how much launches differ: give tune infer more --most-seconds"
+        )
     return first, said
 
 
