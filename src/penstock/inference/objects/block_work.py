@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -147,14 +147,18 @@ class Round(NamedTuple):
     work: BlockWork | ViewWork
     run: str
 
+    def do(self, number: int) -> str:
+        """Do the step on a block, with the work opened. Returns what the step returns."""
+        return str(getattr(self.work, self.step)(number))
+
 
 Over = Callable[[Round, Sequence[int]], Iterator[tuple[int, str]]]
 """Does a round for some blocks, and gives the number of each with what its step returns."""
 
-_WORK: dict[str, RoundWork] = {}
-"""The work of this process, one of a pool or of a cluster, by its `BlockOrder.topic`."""
+_ROUND: dict[str, Round] = {}
+"""The round of this process, one of a pool or of a cluster, by its `BlockOrder.topic`."""
 _OPENED = contextlib.ExitStack()
-"""The context of that work."""
+"""The context of its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +178,17 @@ def do_order(order: BlockOrder) -> str:
     """
     work = order.round.work
     folder = work.folder.parent
-    if order.topic not in _WORK:
+    if order.topic not in _ROUND:
         if read_run(folder).get("run") != order.round.run:
             raise UnfitWorker(
                 f"the worker on {platform.node()} does not see the run in {folder}; give "
                 "--run-dir with a folder that all workers share"
             )
         _OPENED.close()
-        _WORK.clear()
+        _ROUND.clear()
         _OPENED.enter_context(work.opened())
-        _WORK[order.topic] = work
-    return str(getattr(_WORK[order.topic], order.round.step)(order.number))
+        _ROUND[order.topic] = order.round
+    return _ROUND[order.topic].do(order.number)
 
 
 def _begin() -> None:
@@ -200,25 +204,31 @@ def processes(workers: int) -> Iterator[Over]:
 
     A round raises `PenstockError` if a process died.
     """
+    with contextlib.ExitStack() as stack:
+        yield partial(_done_by, cache(lambda: stack.enter_context(_pool(workers))), workers)
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     with environment_kept():
         os.environ.update(for_children())
         with ProcessPoolExecutor(workers, context, _begin) as pool:
-            yield partial(_done_by, pool, workers)
+            yield pool
 
 
 def _done_by(
-    pool: ProcessPoolExecutor, workers: int, each: Round, numbers: Sequence[int]
+    pool: Callable[[], ProcessPoolExecutor], workers: int, each: Round, numbers: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
     workers = max(1, min(workers, len(numbers) // 4))  # to start one takes as long as a block
     if workers == 1:
         with each.work.opened():
-            yield from ((number, str(getattr(each.work, each.step)(number))) for number in numbers)
+            yield from ((number, each.do(number)) for number in numbers)
         return
-    topic = uuid.uuid4().hex
+    topic, begun = uuid.uuid4().hex, pool()
 
     def do(number: int) -> str:
-        return pool.submit(do_order, BlockOrder(each, number, topic)).result()
+        return begun.submit(do_order, BlockOrder(each, number, topic)).result()
 
     try:
         yield from zip(numbers, in_order(do, numbers, workers, ahead=1), strict=True)

@@ -6,7 +6,7 @@ runs than voxels, and their ends are found where neighbours differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -55,10 +55,14 @@ def runs_of(labels: NDArray[np.integer]) -> Runs:
     Returns:
         The runs.
     """
-    plane = labels[0].size
-    step = max(1, _AT_A_TIME // plane)
-    parts = [_runs_within(labels[z : z + step], z * plane) for z in range(0, len(labels), step)]
+    parts = [_runs_within(here, z * labels[0].size) for z, here in _slabs(labels)]
     return Runs(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _slabs(labels: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    """Some planes after others, few enough to stay in the cache, with the place of the first."""
+    step = max(1, _AT_A_TIME // labels[0].size)
+    return ((z, labels[z : z + step]) for z in range(0, len(labels), step))
 
 
 def _runs_within(labels: NDArray[np.integer], before: int) -> Runs:
@@ -91,15 +95,10 @@ def faces_along(labels: NDArray[np.integer], axis: int, count: int) -> NDArray[n
     Returns:
         The number for each.
     """
-    step, leaving = max(1, _AT_A_TIME // labels[0].size), []
-    for z in range(0, len(labels), step):
-        here = labels[z : z + step]
-        if axis == 0:
-            behind, ends = labels[z + 1 : z + step + 1], np.ones(here.shape, bool)
-            np.not_equal(here[: len(behind)], behind, out=ends[: len(behind)])
-        else:
-            ends = _ends_along(here, axis)
-        leaving.append(here.reshape(-1)[ends.reshape(-1)])
+    leaving = []
+    for z, here in _slabs(labels):
+        seen = labels[z : z + len(here) + (axis == 0)]  # along z the next voxel is in another plane
+        leaving.append(here.reshape(-1)[_ends_along(seen, axis)[: here.size]])
     # A line that leaves an object has entered it.
     return 2 * np.bincount(np.concatenate(leaving), minlength=count + 1)[1:]
 
