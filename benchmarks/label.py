@@ -164,10 +164,8 @@ def table(samples: Sequence[dict[str, Any]]) -> str:
             f"| {name} | {seconds:.1f} | {seconds / base[0]:.2f} | {cpu:.1f} | {cpu / base[1]:.2f} "
             f"| {peak / 2**20:.0f} | {peak / base[2]:.2f} |"
         )
-    gains = [one["seconds"] / two["seconds"] for one, two in (
-        (a, b) for a in samples for b in samples
-        if (a["side"], b["side"]) == (ONE, TWO) and a["round"] == b["round"]
-    )]  # fmt: skip
+    one, two = ([s["seconds"] for s in samples if s["side"] == name] for name in (ONE, TWO))
+    gains = [a / b for a, b in zip(one, two, strict=True)]  # of each round
     times = f"{statistics.median(gains):.2f} [{min(gains):.2f} to {max(gains):.2f}]"
     return "\n".join([*rows, "", f"Two workers on two cores are {times} times as fast as one."])
 

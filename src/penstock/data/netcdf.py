@@ -153,7 +153,7 @@ def open_netcdf(
         series = [v for n, v in numeric.items() if v.ndim >= 3 and (not inputs or n in inputs)]
         groups = _groups(path)
         if not series:
-            unread = f"; its groups ({', '.join(groups)}) are not read" * bool(groups)
+            unread = f"; its groups ({', '.join(groups)}) are not read" if groups else ""
             what = "no variable has an axis of samples, latitude and longitude"
             raise UsageError(f"{where}: {what}{unread}")
         axes = Axes.of(dataset, series)

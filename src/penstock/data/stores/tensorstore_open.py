@@ -48,6 +48,9 @@ from .tensorstore import (
 )
 from .zarr_groups import Group
 
+_ABOVE = 2
+"""Groups above an array in which its image may be described."""
+
 
 def open_tensorstore_source(
     spec: Mapping[str, Any],
@@ -155,9 +158,6 @@ def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level 
         except UsageError as error:
             return None, [f"the metadata of the group above the input is not read: {error}"]
     return None, []
-
-
-_ABOVE = 2  # groups above an array in which its image may be described
 
 
 def _attributes(array: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
