@@ -28,8 +28,8 @@ from ..models import REGISTRY, check_model_name
 from .opening.job import Job
 from .run import run_job
 from .run_folder.block_log import BlockSet, Key
-from .run_folder.folder import read_document
-from .run_folder.journal import Journal, differing
+from .run_folder.folder import differing, read_document
+from .run_folder.journal import Journal
 from .run_folder.names import SCALINGS_FILE, is_label_run
 from .run_folder.reader import RunFolder, Stored
 from .stages.pipeline import compute

@@ -29,8 +29,8 @@ from ...base import (
     plural,
     share_of,
 )
-from ..run_folder.folder import is_complete, read_run
-from ..run_folder.journal import Journal, Prepared, check_same
+from ..run_folder.folder import check_same, is_complete, read_run
+from ..run_folder.journal import Journal, Prepared
 from .block_work import Over, Round, processes
 from .label_job import OF_ONE_START, LabelJob
 from .label_run import LabelRun, LabelSummary, begun, joined

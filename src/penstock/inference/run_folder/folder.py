@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,6 +60,20 @@ def read_run(place: Folder | Path | str) -> dict[str, Any]:
     """
     folder = folder_at(place) if isinstance(place, Path | str) else place
     return read_document(folder, RUN_FILE) or {}
+
+
+def check_same(folder: Folder | Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if a run was begun with other facts than those of ``now``."""
+    if (name := differing(before, now)) is not None:
+        raise UsageError(
+            f"the run in {folder} had {name} {before.get(name)!r}, and here it is {now[name]!r}; "
+            "go on with the same, or --overwrite to begin anew"
+        )
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first key whose value differs."""
+    return next((name for name, value in now.items() if before.get(name) != value), None)
 
 
 class Notes:

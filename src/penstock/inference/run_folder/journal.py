@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE, UsageError, scrubbed
 from .block_log import CHECKSUM, BlockSet, Key, line_of
-from .folder import Folder, Log, Notes, folder_at, lost_lines, read_document, read_run
+from .folder import Log, Notes, check_same, folder_at, lost_lines, read_document, read_run
 from .names import (
     ENDING_FILE,
     LOG_FILE,
@@ -129,7 +129,8 @@ class Journal:
         first difference, or if the folder is not a run folder.
         """
         journal = cls(place, fingerprint, maker)
-        folder = folder_at(place)
+        folder = journal.folder
+        assert folder is not None
         folder.check()
         if not resume or not (before := read_run(folder)):
             return journal
@@ -253,17 +254,3 @@ class Journal:
             self._log = None
         if self.folder is not None:
             self.folder.close()
-
-
-def check_same(folder: Folder | Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if a run was begun with other facts than those of ``now``."""
-    if (name := differing(before, now)) is not None:
-        raise UsageError(
-            f"the run in {folder} had {name} {before.get(name)!r}, and here it is {now[name]!r}; "
-            "go on with the same, or --overwrite to begin anew"
-        )
-
-
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first key whose value differs."""
-    return next((name for name, value in now.items() if before.get(name) != value), None)

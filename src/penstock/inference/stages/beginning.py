@@ -44,9 +44,9 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
         sink.check()
         if getattr(sink, "made", False) and journal.skipped < job.plan.num_blocks:
             raise UsageError(f"--resume: {no_block_again(sink.name)}")
-    limit = job.config.retry_for
+    facts, limit = _facts(job, journal), job.config.retry_for
     with entered(journal, job.sinks, take_over=job.config.take_over, retry_for=limit) as lock:
-        begin(journal, lock, _facts(job, journal), prepared, retry_for=limit)
+        begin(journal, lock, facts, prepared, retry_for=limit)
         if journal.before and journal.skipped < job.plan.num_blocks:
             take_levels_away(job)
         with noting_end(journal.save):
