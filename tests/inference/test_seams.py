@@ -198,6 +198,9 @@ def test_the_difference_at_seams_is_measured_on_the_data() -> None:
     assert error is not None and (error.places, error.window) == (5, 2)
     assert len(error.by_distance) == 6 and 0 < error.low[0] < error.by_distance[0] < error.high[0]
     assert "at seams" in error.line() and "5 places of the data against a side 2" in error.line()
+    assert (
+        replace(error, by_distance=(0.0,) * 6).line().startswith("no difference at seams, measured")
+    )
     measured = trial.measured(job.plan)
     assert "at seams" in measured.facts.seams and measured.facts.seam_error
     few = trial.error(101, 2**30)

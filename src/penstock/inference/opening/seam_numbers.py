@@ -53,6 +53,10 @@ class SeamError:
 
     def line(self) -> str:
         """The same in words."""
+        places = plural(self.places, "place")
+        on = f"measured on {places} of the data against a side {self.window:.2g} times as long"
+        if not any(self.by_distance):
+            return f"no difference at seams, {on}"
         what = "of the labels change" if self.labels else "of the range"
         about = f"about {_percent(self.by_distance[self.worst])} % {what} at seams"
         if self.low:
@@ -62,8 +66,7 @@ class SeamError:
         if self.halving is not None:
             cure = f"--patch {self.halving}{', its overlap in proportion,' * self.blended} would "
             cure += "about halve it"
-        on = f"measured on {plural(self.places, 'place')} of the data"
-        return f"{about}, {on} against a side {self.window:.2g} times as long{score}; {cure}"
+        return f"{about}, {on}{score}; {cure}"
 
 
 def _percent(share: float) -> str:
