@@ -44,10 +44,11 @@ _CELLS_BYTES = 2**27
 
 
 _PERCENTILES = (0.5, 99.8)
-_COUNTED = (1, 1, 16, 256, 256)
-"""The shape of a box that is counted."""
-_MOST = 64
-"""The most boxes that are counted, of all channels; at least one of each."""
+_COUNTED = (1, 1, 128, 256, 256)
+"""The longest sides of a box that is counted: a chunk, as a part of one takes as long to read."""
+_PLACES, _VOXELS = 64, 2**26
+"""The most boxes, and about the most voxels, that are counted of all channels; at least one box of
+each."""
 
 
 def add_levels(
@@ -342,18 +343,20 @@ def add_windows(path: str, channels: Sequence[Mapping[str, Any]] = (), name: str
     shown = [dict(each) for each in channels] or [{} for _ in range(count)]
     for number, each in enumerate(shown):
         if "window" not in each:
-            each["window"] = _window(level, first + number, max(1, _MOST // count))
+            each["window"] = _window(level, first + number, count)
     ome["omero"] = shown_channels(shown, level.dtype)
     group.write()
     return True
 
 
-def _window(level: TensorStoreSource, channel: int, most: int) -> dict[str, float]:
-    """The window of a channel, by boxes that are spread evenly over it."""
+def _window(level: TensorStoreSource, channel: int, channels: int) -> dict[str, float]:
+    """The window of one of several channels, by boxes that are spread evenly over it."""
     start, stop = list(level.domain.start), list(level.domain.stop)
     start[1], stop[1] = channel, channel + 1
-    cells = Grid(Box(tuple(start), tuple(stop)), _COUNTED, tuple(start))
-    number = min(len(cells), most)
+    sides = tuple(map(min, level.chunks, _COUNTED))
+    cells = Grid(Box(tuple(start), tuple(stop)), sides, tuple(start))
+    most = min(_PLACES, _VOXELS // math.prod(sides)) // channels
+    number = min(len(cells), max(1, most))
     places = [(2 * place + 1) * len(cells) // (2 * number) for place in range(number)]
     histogram = Histogram(level.dtype, _PERCENTILES)
     while not histogram.done:
