@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -139,6 +140,18 @@ def test_what_a_caller_froze_stays_frozen() -> None:
         assert not gc.get_freeze_count()
     finally:
         gc.freeze()
+
+
+def test_torch_is_imported_without_the_collector_once(monkeypatch) -> None:
+    monkeypatch.setattr(gc, "freeze", lambda: held.append(gc.isenabled()))
+    held = list[bool]()
+    for loaded in ({}, {"torch": object()}):
+        monkeypatch.setattr(sys, "modules", loaded)
+        with pytest.raises(ImportError), caller.importing_torch():
+            assert gc.isenabled() == bool(loaded)
+            raise ImportError
+        assert gc.isenabled()
+    assert held == [False]
 
 
 def test_flags_that_only_the_newer_names_can_read_are_put_back() -> None:

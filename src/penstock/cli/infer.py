@@ -31,6 +31,7 @@ from ..base import (
     check_outputs,
     format_seconds,
     from_flags,
+    importing_torch,
     one_heap,
     signals_handled,
 )
@@ -71,7 +72,8 @@ def run_config(config: InferConfig, *, dry: bool) -> int:
     if dry:
         show_plan(config)
         return 0
-    from ..inference import Job, run_job, run_step
+    with importing_torch():
+        from ..inference import Job, run_job, run_step
 
     job = Job(config)
     print_plan(job.plan)
@@ -114,7 +116,8 @@ def _run_on_cluster(config: InferConfig) -> int:
 
 def show_plan(config: InferConfig) -> Plan:
     """Print the plan of a job. Raises `Refused` if the job does not fit."""
-    from ..inference import Job
+    with importing_torch():
+        from ..inference import Job
 
     plan = Job(config).plan
     print_plan(plan)
