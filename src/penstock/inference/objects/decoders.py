@@ -159,7 +159,9 @@ def _flows(config: LabelConfig) -> Decoder:
                 f"flows along {' '.join('zyx'[-axes:])} and the cell probability"
             )
         scores = scores.astype(np.float32)
-        # The largest share of the input that an object may take would depend on the block.
+        # The largest share of the input that an object may take would depend on the block. So would
+        # the least size: --min-size counts the voxels of whole objects.
+        # Cellpose makes sparse tensors, of which torch warns unless somebody has decided on checks.
         with require("torch.sparse", "infer").check_sparse_tensor_invariants(False):
             return np.asarray(
                 dynamics.compute_masks(

@@ -66,6 +66,7 @@ def _after(grid: Grid, number: int, reach: int) -> Iterator[tuple[int, Offset]]:
     index = unflatten(number, grid.cells)
     for offset in product((-1, 0, 1), repeat=3):
         there = tuple(map(sum, zip(index, (0, 0, *offset), strict=True)))
+        # Offsets above 0, as tuples are compared: so each pair of neighbours comes once.
         near = sum(map(abs, offset)) <= reach and Box.of(there, (1,) * 5) in grid.cells
         if near and offset > (0, 0, 0):
             yield flatten(there, grid.cells), offset
@@ -99,9 +100,11 @@ def _pairs(
     for shift in product((-1, 0, 1), repeat=len(free)):
         if 0 < sum(map(abs, shift)) <= reach:
             b = beyond(shift)
+            # Those straight behind are in `faces` already.
             keys.append((a * width + b)[(b >= 0) & (b != straight)])
     different = np.unique(np.concatenate(keys))
     counts = np.zeros(len(different), np.int64)
+    # Only across a face, two axes are free; an edge or a corner shares no face.
     if len(free) == 2:
         numbers, times = np.unique(faces, return_counts=True)
         counts[np.searchsorted(different, numbers)] = times

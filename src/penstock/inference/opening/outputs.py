@@ -58,6 +58,7 @@ class Output(Placed):
     @property
     def write_grid(self) -> tuple[int, ...]:
         """The least voxels of the source that are whole chunks and whole voxels of the sink."""
+        # So many voxels of the sink are n / f of the source, which need not be a whole number.
         pairs = zip(self.sink.write_grid[2:], self.grid.factors, strict=True)
         return tuple(math.lcm(n, f.numerator) // f.numerator * f.denominator for n, f in pairs)
 

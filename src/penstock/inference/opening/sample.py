@@ -328,6 +328,7 @@ def _outermost(source: Source, volume: Volume, box: Box, axis: int, step: int) -
         hits = np.zeros(slab.shape[axis], np.bool_)
         for piece in Grid(slab, chunk, source.grid_origin[2:]):
             hits |= (volume.array(source, piece) != 0).any(axis=others)
+            # The outermost plane of the slab has one: nothing further in can change the answer.
             if hits[::step][0]:
                 break
         if hits.any():

@@ -200,6 +200,7 @@ def aligned(
     axes = zip("zyx", shape.patch, shape.overlap, zip(*factors, strict=True), strict=True)
     for name, patch, shared, along in axes:
         coarsest = math.lcm(*(factor.denominator for factor in along))
+        # Half of the overlap lies before a core, and it must be whole voxels of the coarsest head.
         least = 1 if coarsest == 1 else 2 * coarsest
         if shared % least:
             if not may_change:

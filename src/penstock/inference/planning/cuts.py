@@ -53,12 +53,15 @@ def cuts(
             count = len(Parts(cut, facts.num_volumes))
             if count < least or part == block:
                 return
+            # Next, parts of half the size, which hold less: these may not fit into the memory.
             least = 2 * count
 
 
 def _parts_of_one_process(facts: Facts, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Shapes of parts to compare: the whole volume, and smaller ones that hold fewer open blocks.
     They are not cut along z, as bricks sweep it."""
+    # One more, as the corner of the chunk grid may lie within the volume, which then begins with a
+    # cut block.
     blocks = [-(-n // u) + 1 for n, u in zip(facts.written.shape, block, strict=True)]
     while True:
         yield tuple(n * u for n, u in zip(blocks, block, strict=True))

@@ -243,17 +243,20 @@ def make_plan(
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
-    # What is decoded to count percentiles may be read again as long as it is kept.
     best = min(
         fitting,
         key=lambda plan: (
+            # A patch that is computed again counts like four that are decoded again: a judgement,
+            # which nobody has measured.
             plan.patch_amplification + plan.read_amplification / 4,
+            # Then the smallest cache; but what is decoded to count values may be read again.
             not facts.count_passes and plan.cache_bytes,
         ),
     )
     if not facts.level_bytes:
         return best
     levels = facts.level_bytes + LEVEL_VOXEL_BYTES * math.prod(best.geometry.block)
+    # Levels get what is left. What does not fit is made at the end, so it never costs a plan.
     levels = min(levels, limit - best.memory.total)
     return replace(best, memory=replace(best.memory, levels=levels))
 
@@ -297,10 +300,12 @@ def _count(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) ->
     batch_bytes = facts.batch * patch * facts.work_itemsize
     gaps = int(HEAP_GAPS * (facts.forward_bytes or 0))
     block = min(math.prod(geometry.block), volume)
+    # One block for each writer, and one that waits, so that no writer is idle after its block.
     waiting = min((config.writer_workers + 1) * block, volume * num_volumes)
     writing = waiting * sum(facts.block_voxel_bytes)
     if facts.summed:  # each writer converts sums to the dtype of the sink
         writing += config.writer_workers * block * facts.out_bytes
+    # TensorStore decodes chunks in threads of its own, one for each core.
     at_once = min(facts.cores, config.prep_workers * chunks_of_brick(facts, largest))
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
     there, back = resampling_bytes(facts, largest, geometry.block)

@@ -164,6 +164,7 @@ class RemoteLog:
         self._stored = 0
         """Number of these lines that the store has."""
         self._number = 1
+        # Two, as lines are appended while an object is under way, which may take seconds.
         self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._ended = threading.Event()
         self._error: Exception | None = None
@@ -213,5 +214,6 @@ class RemoteLog:
             try:
                 self.flush()
             except PenstockError as error:
+                # One that may pass is tried again by the next round, as the lines stay.
                 if not is_transient(error):
                     self._error = error

@@ -143,6 +143,7 @@ class LocalFolder:
     def forget(self, run: str, keys: list[Key]) -> None:
         """Take blocks off the list of a run that no process writes."""
         with contextlib.ExitStack() as held:
+            # All are locked before the first is changed: if a process still writes one, none is.
             logs = [LogFile(self.path / name) for name in self._logs(run)]
             for log in logs:
                 held.callback(log.close)

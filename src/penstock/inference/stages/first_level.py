@@ -61,6 +61,7 @@ class FirstLevel:
         for index in indices(self.cells.touching(part)):
             with self._lock:
                 whole = self._merge(index, part, made)
+            # Outside of the lock, as a write takes long, and nobody else has a cell that is whole.
             if whole is not None:
                 write(self.cells.cell(index), whole)
 
@@ -85,6 +86,7 @@ class FirstLevel:
         while self._held > self._most:
             oldest = next(iter(self._open))
             self._close(oldest)
+            # Noted, or the blocks that are still to come would begin the cell anew.
             self._given_up.add(oldest)
             if oldest == newest:
                 return

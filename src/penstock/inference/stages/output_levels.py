@@ -86,6 +86,7 @@ def completed(
     Raises:
         Incomplete: The job was asked to end.
     """
+    # The last look before the run is called complete: another run may have taken the outputs.
     patiently(job.config.retry_for, "the lock", lock.check)
     for sink in job.sinks:
         patiently(job.config.retry_for, sink.name, sink.close)

@@ -113,6 +113,7 @@ class Pipeline:
             # Room is taken while the ticket is held. If two readers could swap, the later brick
             # might take the room that the earlier one waits for.
             with self.tickets[lane]:
+                # The bricks of all lanes come from one generator, which two threads must not enter.
                 with self.ticket:
                     brick = None if self.watch.request.why else next(self.bricks, None)
                 if brick is None:
@@ -124,6 +125,7 @@ class Pipeline:
                 loaded = self.reader.fetch(brick)
             with self.watch.stage("normalise", brick):
                 self.reader.prepare(loaded)
+            # Such a brick holds no array any more, and `_stitch` gives back nothing for it.
             if not loaded.brick.num_patches:
                 self.queues.room[lane].release(self.job.plan.brick_bytes(brick))
             self.watch.count(left_out=brick.num_patches - loaded.brick.num_patches)
@@ -134,6 +136,7 @@ class Pipeline:
         """Run one lane from its first brick to its last."""
         with self.watch.stage("forward", device, timed=False), batch_named(self.job, device):
             if device.type == "cuda":
+                # Each thread has its own current device: a model that says "cuda" means this one.
                 torch.cuda.set_device(device)
             lane = Lane(
                 device,
@@ -157,6 +160,7 @@ class Pipeline:
                 ):
                     if loaded is not None:
                         lane.transfers.upload(loaded)
+                        # The next brick is never waited for: this one must not wait with it.
                         if channel.ready and (coming := channel.get()) is not None:
                             lane.transfers.upload(coming)  # while the net works on this one
                     done = lane.push(loaded) if loaded is not None else lane.flush()
@@ -201,6 +205,8 @@ class Pipeline:
                 self.watch.count(not_finite=computed.not_finite)
                 blocks = assembly.add(computed.brick, computed.arrays())
                 while True:
+                    # Each block is timed by itself, as the thread may wait in between for room to
+                    # write.
                     with self.probe.span("stitch", computed.brick):
                         block = next(blocks, None)
                     if block is None:

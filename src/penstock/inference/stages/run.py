@@ -102,6 +102,7 @@ class Run:
         with cuda_flags_kept():
             set_cuda_flags(config.tf32)
             with (
+                # Not `self.queues.lengths`: the next parts have queues of their own.
                 self.watch.sampling(lambda: self.queues.lengths(), self.queues.limits),
                 frozen_garbage(),
             ):

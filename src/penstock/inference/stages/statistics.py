@@ -225,6 +225,7 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
 
     threads = max(1, min(job.config.prep_workers, room // held))
     flow.each("statistics", pieces, count, threads)
+    # A request to end is obeyed at once: no block is under way that could be finished.
     flow.join(lambda: watch.check(0))
 
 
@@ -284,6 +285,7 @@ class Counting:
             files = self._whole_round()
             if files is None:
                 return False
+            # Of a copy: if a file cannot be read, the next look begins with what was merged before.
             counters = deepcopy(self.counters)
             for file in files:
                 _merge(self.folder.read(file), counters)

@@ -78,12 +78,15 @@ def patches_in_row(
         begins = first + (patch - overlap) * np.arange(count)
     else:
         begins = inner[0] + _within(steps, inner[1] - inner[0], patch, overlap)
+        # Patches that end with `inner` leave the rest of the volume uncovered. As many as it takes
+        # follow on both sides, edge to edge.
         before = max(0, -(-(int(begins[0]) - low) // patch))
         after = max(0, -(-(high - int(begins[-1])) // patch) - 1)
         begins = np.concatenate([
             begins[0] - patch * np.arange(before, 0, -1), begins,
             begins[-1] + patch * np.arange(1, after + 1),
         ])  # fmt: skip
+    # Neighbours meet in the middle of what they share.
     middles = begins[1:] + (begins[:-1] + patch - begins[1:]) // 2
     return PatchRow(patch, begins, np.concatenate([[low], middles, [high]]))
 
@@ -92,6 +95,7 @@ def _within(steps: Steps, length: int, patch: int, overlap: int) -> Ints:
     """Where patches begin that end with the volume."""
     stride, rest = patch - overlap, length - patch
     if rest <= 0:
+        # One patch, with the volume in its middle; an odd voxel lies behind it.
         return np.array([-(-rest // 2)])
     if steps == "moved":
         return np.minimum(stride * np.arange(-(-rest // stride) + 1), rest)

@@ -109,6 +109,7 @@ def reads(
     voxels = math.prod(int((again if a < 3 - kept else once)[a].sum()) for a in range(3))
     extents = [int(lengths.max()) for lengths in once]
     deepest = largest_brick(geometry).read.shape
+    # A brick may begin and end within a chunk, which is decoded whole.
     deep = [min(n, d + 2 * (c - 1)) for n, d, c in zip(extents, deepest, chunk, strict=True)]
     held = {"layer": deep[0] * extents[1] * extents[2], "row": deep[0] * deep[1] * extents[2]}
     return held.get(level, 0), voxels
