@@ -211,7 +211,6 @@ class _Front:
             self.function,
             self.work_of(item),
             key=f"{workers.token}-{next(_NUMBERS)}",
-            pure=False,
             resources=workers.resources,
         )
         self.given[future.key] = _Given(item, future, before, faults)

@@ -249,6 +249,7 @@ def recompute_blocks(
         job.outputs[number] = replace(output, sink=sink)
     journal = _ComparingJournal(run)
     journal.statistics = read_document(run.folder, SCALINGS_FILE) or {}
+    # All but these count as done, and so are not computed.
     journal.done = BlockSet(run.keys())
     journal.done -= {*keys}
     anew = Run(job, journal, OutputLock())

@@ -165,6 +165,7 @@ def resident_bytes() -> int:
 
 def chunks_of_brick(facts: Facts, brick: BrickShape) -> int:
     """Most chunks of the source that a brick touches."""
+    # The worst place for a brick to begin is the last voxel of a chunk.
     lengths = zip(brick.read.shape, facts.source_chunk, facts.domain.shape, strict=True)
     return math.prod(min(-(-(n - 1) // chunk) + 1, -(-all_ // chunk)) for n, chunk, all_ in lengths)
 

@@ -199,6 +199,7 @@ class LogFile:
         if not lock_file(self._file):
             self.close()
             raise BlockingIOError(f"{path} is another process's")
+        # Some file systems take every lock and keep none. So it is asked whether this one is seen.
         self.lacking = None if is_locked(path) else "its file system, or this system, has none"
         """The reason why the file has no lock, None if it has one."""
 

@@ -97,6 +97,8 @@ class Pipeline:
                 progress(self.watch.progress())
 
         self.queues.flow.join(tick)
+        # A log in a bucket holds lines back for a second. These must be stored before anybody
+        # counts.
         where = self.journal.named(LOG_FILE)
         flush = self.journal.flush
         self.watch.retries.run(self.queues.flow, "the run folder", f"write {where}", flush)

@@ -153,6 +153,7 @@ class BrickReader:
     def _own_scaling(self, brick: Brick, array: NDArray[Any]) -> Scaling:
         """Percentiles of the block and its halo."""
         config, geometry = self.job.config, self.job.geometry
+        # In this mode each block is a part, and a brick: see `planning.cuts`.
         block = geometry.needed(geometry.parts[brick.part])
         halo = block_halo(config, geometry)
         seen = block.grow(halo, halo) & geometry.domain

@@ -45,6 +45,8 @@ class PatchRow:
         that are ``blended`` contribute to all that they read, others to what they own."""
         ends = self.begins + self.patch if blended else self.edges[1:]
         starts = self.begins if blended else self.edges[:-1]
+        # From the first that ends behind the start, to the first that begins no earlier than the
+        # stop.
         return np.searchsorted(ends, start, side="right"), np.searchsorted(starts, stop)
 
     def neighbours(self, index: int) -> tuple[int, ...]:
@@ -53,6 +55,7 @@ class PatchRow:
         return tuple(near[np.abs(near) < self.patch].tolist())
 
 
+# Kept, as each patch asks for the rows of all axes to know where it lies.
 @lru_cache(maxsize=64)
 def patches_in_row(
     steps: Steps, domain: tuple[int, int], inner: tuple[int, int], patch: int, overlap: int
@@ -72,6 +75,7 @@ def patches_in_row(
     """
     low, high = domain
     if steps in ("context", "inset"):
+        # So many patches cover as many strides, and an overlap.
         first, count = low, -(-max(1, high - low - overlap) // (patch - overlap))
         if steps == "context":
             first, count = low - overlap // 2, -(-(high - low) // (patch - overlap))
@@ -359,6 +363,7 @@ def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:
     if config.halo is not None:
         halo = per_axis(config.halo, plane=False, thin=0)
     elif config.seam_mode == "blend":
+        # The default of the tool that Penstock replaces: its command lines expect such percentiles.
         halo = tuple(max(1, min(8, p // 8)) for p in geometry.patch)
     else:
         halo = geometry.before if config.trim_voxels is None else (config.trim_voxels,) * 3

@@ -164,5 +164,7 @@ class Assembly:
             part, reach = along.part, along.reach
             stop = np.minimum(reach.stop, box.stop[axis])
             covered = stop - np.maximum(reach.start, box.start[axis])
+            # Bricks of another part may reach into the block, too. What they would add is computed
+            # again by those of its own part.
             total *= int(covered[part == cell - first].clip(0).sum())
         return total

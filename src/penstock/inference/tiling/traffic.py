@@ -201,6 +201,7 @@ def bricks_along(geometry: Geometry, axis: int) -> Bricks:
     first = patches.start // per_brick
     count = -(-patches.stop // per_brick) - first
     part = np.repeat(np.arange(len(count)), count)
+    # The bricks of each part are numbered from its first one on, in the grid of the whole axis.
     number = np.arange(len(part)) + (first - np.cumsum(count) + count)[part]
     patches = Spans(
         np.maximum(number * per_brick, patches.start[part]),
