@@ -294,6 +294,7 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
         journal = _journal(labelling, resume=False)
     before = journal.before
     if not before:
+        # Of some dtype, as the count of objects decides it. What is checked is the place.
         labelling.output("uint32", overwrite=config.overwrite).check()
     with entered(journal, [labelling.sink], take_over=config.take_over, retry_for=None) as lock:
         if not before:  # what an earlier run has found, before this one has a name

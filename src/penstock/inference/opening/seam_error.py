@@ -54,8 +54,8 @@ _SMALLER = 0.75
 
 
 def _sides(patch: Sequence[int], times: float) -> tuple[int, ...]:
-    """Those of a patch so many times as long, which a network that takes the patch is likely to
-    take."""
+    """The sides of a patch that is so many times as long. A network that takes the patch is likely
+    to take it."""
     each = ((p, math.gcd(p, 16 if p >= 64 else 4)) for p in patch)
     return tuple(p if p == 1 else int(p * times) // grain * grain for p, grain in each)
 

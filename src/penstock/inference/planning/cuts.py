@@ -65,6 +65,7 @@ def _parts_of_one_process(facts: Facts, block: tuple[int, ...]) -> Iterator[tupl
     blocks = [-(-n // u) + 1 for n, u in zip(facts.written.shape, block, strict=True)]
     while True:
         yield tuple(n * u for n, u in zip(blocks, block, strict=True))
+        # The longer one of y and x is halved, as long as it has several blocks.
         axis = 1 if blocks[1] * block[1] >= blocks[2] * block[2] else 2
         if blocks[axis] == 1:
             axis = 3 - axis
@@ -85,7 +86,7 @@ def block_shape(
         most: Most voxels of a block that is chosen here.
 
     Returns:
-        What is said, but for what lies beyond the outputs; else whole chunks, nearly a cube.
+        What is said, cut to the outputs. Without it, whole chunks that are nearly a cube.
 
     Raises:
         UsageError: What is said is not whole chunks.

@@ -275,6 +275,7 @@ def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int)
     for level in levels:
         cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
         cache = cache_bytes(facts, cached)
+        # Chunks that were decoded lie in the cache, as far as it holds them.
         decoding = max(0, plan.memory.decoding - cache)
         yield replace(
             plan,
@@ -299,6 +300,7 @@ def _count(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) ->
     computing, buffers = computing_bytes(facts, patch)
     batch_bytes = facts.batch * patch * facts.work_itemsize
     gaps = int(HEAP_GAPS * (facts.forward_bytes or 0))
+    # Whole chunks may be more than the volume.
     block = min(math.prod(geometry.block), volume)
     # One block for each writer, and one that waits, so that no writer is idle after its block.
     waiting = min((config.writer_workers + 1) * block, volume * num_volumes)

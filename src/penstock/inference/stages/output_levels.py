@@ -43,6 +43,7 @@ def first_levels(job: Job) -> dict[int, FirstLevel]:
     from ...data import begin_first_level
 
     config, plan = job.config, job.plan
+    # Halving a block takes its memory first; cells that are open get the rest.
     most = plan.memory.levels - LEVEL_VOXEL_BYTES * math.prod(plan.geometry.block)
     if config.levels == "none" or most <= 0:
         return {}

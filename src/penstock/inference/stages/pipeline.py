@@ -76,6 +76,7 @@ class Pipeline:
         self.bricks, self.writing = bricks, Writing(run)
         self.ticket = threading.Lock()
         self.tickets = [threading.Lock() for _ in self.job.devices]
+        # A brick has a place among those of its lane, and its number is that among all.
         self.places = [itertools.count() for _ in self.job.devices]
 
     def run(self, progress: Callable[[Progress], None] | None) -> None:

@@ -198,6 +198,7 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
     flow, lock, step = Flow(), threading.Lock(), pieces_of(source).step
     chunks, mask = ChunkCounter(source, job.volumes, job.config.missing), mask_of(run, number)
+    # What the plan has for bricks and blocks is free as long as values are counted.
     room = memory.total - memory.base - memory.runtime
     # Twice: the decoded chunks, and the array that they are copied to. Values inside a mask are
     # copied once more, and found by flags.

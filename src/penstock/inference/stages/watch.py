@@ -210,6 +210,7 @@ class Watch:
         done = min(patches, self._counts["done"] + self._counts["left_out"])
         share = done / self.job.plan.num_patches
         return Progress(
+            # At the end the estimate may differ from what was counted.
             patches if self.journal.written == blocks else done,
             patches,
             self.journal.written,
