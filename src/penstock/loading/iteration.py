@@ -136,7 +136,7 @@ class OwnReads:
 
     def __init__(self, drivers: int) -> None:
         self._drivers = drivers
-        # Weak, or a batch that the user has let go would keep its buffer until the next ones begin.
+        # Weak, or a loader that is closed would hold the buffers of batches that nobody took.
         self._works: deque[weakref.ref[BatchWork]] = deque()
 
     def begin(self, work: BatchWork, tasks: Sequence[Begins], check: Check) -> None:

@@ -108,7 +108,7 @@ def object_columns(
     Returns:
         The columns by name.
     """
-    # A volume has no sign, and a place in the world has: an axis may run backwards.
+    # Volumes are positive. Places in the world need the sign, as an axis may run backwards.
     scale = np.abs(source.scale[2:] if source.scale else (1.0,) * 3)
     signed = np.array(source.scale[2:] if source.scale else (1.0,) * 3)
     domain = work.grid.domain

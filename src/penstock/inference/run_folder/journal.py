@@ -213,6 +213,7 @@ class Journal:
             return
         self.lock()
         assert self._log is not None
+        # Before run.json names this run: a kill in between must not leave it the blocks of another.
         self._log.begin(anew=not self.done)
         self.folder.delete(*_OF_ONE_START)
         if self.done:  # so a run is resumed
