@@ -50,7 +50,8 @@ class Nearest:
         for axis, name in enumerate("zyx"):
             low, high = of.domain.start[axis + 2], of.domain.stop[axis + 2]
             first, last = self.along(axis, low, low + 1)[0], self.along(axis, high - 1, high)[0]
-            if max(first, last) < self.domain.start[axis] or first >= self.domain.stop[axis]:
+            low, high = min(first, last), max(first, last)  # an axis may run backwards
+            if high < self.domain.start[axis] or low >= self.domain.stop[axis]:
                 raise UsageError(f"{flag} {to.name} does not overlap the input: along {name} apart")
 
     def along(self, axis: int, start: int, stop: int) -> NDArray[np.int64]:
@@ -73,8 +74,8 @@ class Nearest:
         if all(each.any() for each in valid):
             nearest = [near[each] for near, each in zip(places, valid, strict=True)]
             hull = Box(
-                tuple(int(near[0]) for near in nearest),
-                tuple(int(near[-1]) + 1 for near in nearest),
+                tuple(int(near.min()) for near in nearest),
+                tuple(int(near.max()) + 1 for near in nearest),
             )
             of_hull = [near - start for near, start in zip(nearest, hull.start, strict=True)]
             inside[np.ix_(*valid)] = read(hull)[np.ix_(*of_hull)]
