@@ -218,6 +218,8 @@ def plan_heads(
                 dtype=sink.dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and head.kind != "labels",
+                # Integers of 64 bits pass as such where the net does nothing with them; no float
+                # has all.
                 copied=head.kind == "labels"
                 or (not summed and "int" in carrier and carrier == sink.dtype),
                 summed=summed,

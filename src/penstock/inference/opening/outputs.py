@@ -216,6 +216,7 @@ def _check_axes(sink: Sink, domain: Box, channels: int) -> None:
             )
     for axis, name, once in ((0, "t", 1), (1, "c", channels)):
         grid = sink.write_grid[axis]
+        # What is written at once need not fill chunks if it is all that there is.
         if once % grid and once < have[axis]:
             raise UsageError(
                 f"--out-spec {sink.name} keeps {grid} along {name} in one chunk but {once} "

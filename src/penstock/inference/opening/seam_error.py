@@ -177,6 +177,7 @@ class SeamTrial:
             cost = times + sum(math.prod(each) / math.prod(patch) * n for each, n in tiles)
             places = min(_MOST_PLACES, int(_SHARE * num_patches / cost))
             joined = all(n for _, n in tiles)  # two that are blended fit into the window
+            # The peak is that of a forward of several patches, and here each window goes alone.
             if places and joined and times * peak / self.net.forward <= free_bytes:
                 fits.append((longer, places))
         return next((each for each in fits if each[1] >= ENOUGH_PLACES), fits[-1] if fits else None)

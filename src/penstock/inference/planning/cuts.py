@@ -51,6 +51,7 @@ def cuts(
             part = fit_parts(geometry, facts.num_volumes, config.shared_by, least)
             yield (cut := replace(geometry, part=part))
             count = len(Parts(cut, facts.num_volumes))
+            # Each block is a part, or no way to cut gives more.
             if count < least or part == block:
                 return
             # Next, parts of half the size, which hold less: these may not fit into the memory.

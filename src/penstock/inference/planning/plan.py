@@ -242,6 +242,7 @@ def make_plan(
     plans = [plan for cut in compared for plan in _plans_of(config, facts, cut, limit)]
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
+        # It will be refused, with the fewest bytes that would do.
         return min(plans, key=lambda plan: plan.memory.total)
     best = min(
         fitting,

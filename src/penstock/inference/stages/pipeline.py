@@ -61,6 +61,7 @@ def compute(
     began = run.watch.probe.elapsed
     run.renew_queues()
     bricks = wanted_bricks(run.job, run.journal.done, numbers)
+    # Here too, as on a worker no error of a share passes the context that `entered` opened.
     with keep_traceback_in(run.journal.here):
         Pipeline(run, BrickReader(run, scalings), bricks).run(progress)
     run.seconds += run.watch.probe.elapsed - began
@@ -103,6 +104,7 @@ class Pipeline:
         where = self.journal.named(LOG_FILE)
         flush = self.journal.flush
         self.watch.retries.run(self.queues.flow, "the run folder", f"write {where}", flush)
+        # The last tick may have been before the last block.
         if progress:
             progress(self.watch.progress())
 

@@ -231,6 +231,7 @@ def merged(
         blocks_skipped=max(0, planned - written),
         blocks_planned=planned,
         stages=stages,
+        # As if one process had done all, so that cores in use are those of each.
         bound_by=bottleneck(stages, worked, cpu_seconds, usable_cores()),
         cpu_seconds=cpu_seconds,
         peak_rss=max(peaks, default=None),
