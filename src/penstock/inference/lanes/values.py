@@ -22,9 +22,9 @@ from ...data import Box, Scaling
 from ..opening.heads import HeadPlan, float_range, whole_range
 
 LOW, HIGH, CLIPPED, SPOILT = range(4)
-"""The entries of a head's tally: the least and the largest label, the number of values that were
-clipped to the range of the output, and the number of patches with labels that are not whole
-numbers, or with other values that are not finite."""
+"""The entries of a head's tally. They are the least and the largest label, and the number of values
+that were clipped to the range of the output. The last one is the number of spoilt patches: their
+labels are not whole numbers, or other values are not finite."""
 Range = tuple[float, float] | tuple[Tensor, Tensor]
 """The least and the largest of some values. On a GPU they are tensors, so nothing waits for it."""
 NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)

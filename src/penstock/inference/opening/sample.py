@@ -318,8 +318,8 @@ def nonzero_box(source: Source, volume: Volume) -> Box:
 
 
 def _outermost(source: Source, volume: Volume, box: Box, axis: int, step: int) -> int | None:
-    """The first plane of a box along an axis with a voxel that is not 0, from its start for a step
-    of 1 and from its stop for one of -1; None without any."""
+    """The outermost plane of a box along an axis that has a voxel other than 0; None without any.
+    A ``step`` of 1 searches from the start of the box, one of -1 from its stop."""
     chunk = source.chunks[2:]
     sides = tuple(chunk[axis] if each == axis else side for each, side in enumerate(box.shape))
     slabs = Grid(box, sides, source.grid_origin[2:])

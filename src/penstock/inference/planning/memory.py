@@ -61,8 +61,8 @@ class Facts:
     summed: bool
     """True if bricks of any head are added up."""
     flag_bytes: int
-    """Bytes of a voxel of a brick that say whether it is finite, for a float input, and where there
-    is sample what is inside, what reaches the limit, and what is left out."""
+    """Bytes of flags for a voxel of a brick. For a float input they say whether it is finite. With
+    a sample they also say what is inside, what reaches the limit, and what is left out."""
     write_grids: tuple[tuple[int, ...], ...]
     """Spatial write grid of each sink."""
     anchor: tuple[int, ...]
