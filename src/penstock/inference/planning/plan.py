@@ -135,6 +135,7 @@ class Plan:
     def refuse(self) -> None:
         """Raise `Refused` if the host or a device cannot hold the job."""
         if self.memory.total > self.memory_limit:
+            # Those that a flag, or another model or input, makes smaller.
             causes = ("base", "forward", "assembly", "bricks", "writing", "decoding")
             parts = {name: getattr(self.memory, name) for name in causes}
             cure = {

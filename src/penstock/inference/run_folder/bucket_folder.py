@@ -87,6 +87,7 @@ class RemoteFolder:
         self.bucket.write(name, content)
 
     def names(self, *patterns: str) -> list[str]:
+        # A store lists by what names begin with, and knows no patterns.
         return [
             name
             for pattern in patterns
@@ -141,6 +142,8 @@ class RemoteFolder:
     def close(self) -> None:
         if self._here is None:
             return
+        # These files only inform. A store that is away by now must not turn a success into an
+        # error.
         with contextlib.suppress(PenstockError, OSError):
             for file in self._here.iterdir():
                 if not is_draft(file.name):
