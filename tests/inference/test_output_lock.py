@@ -254,7 +254,7 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
     ("step", "before"),
     paired(
         [
-            "inference.run_folder.journal.Journal.begin",
+            "inference.run_folder.local.LogFile.begin",  # the first that changes anything
             "data.stores.lock.OutputLock.name",
             "data.stores.tensorstore.TensorStoreSink.create",
         ],
@@ -270,7 +270,7 @@ def test_a_run_killed_early_strands_nobody(step: str, before: bool, tmp_path, he
     killed = started(tmp_path, code=code)
     killed.join()
     assert killed.exitcode == 9
-    if before and owner == "Journal":  # the earlier run is untouched
+    if before and owner == "LogFile":  # the earlier run is untouched
         assert write("out.zarr", DATA, resume=True).blocks_written == 0
         assert (values("out.zarr") == DATA).all()
     else:

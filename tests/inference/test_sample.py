@@ -149,12 +149,14 @@ def image(path: Path, data: Array, scale: float, at: float = 0.0, unit: str = "m
             (4, (2.0, 0.75, "micrometer")),
             (1, (500.0, 0.0, "nanometer")),
             (2, (1.0, 2.25, "micrometer")),
+            (1, (-0.5, 10.0, "micrometer")),
         ],
         2,
     ),
 )
 def test_a_mask_lies_in_the_world(factor: int, of_mask: tuple[float, float, str], tmp_path) -> None:
-    """Of voxels four times as large whose centres are right, in another unit, and two voxels on."""
+    """Of voxels four times as large whose centres are right, in another unit, two voxels on, and
+    with axes that run backwards."""
     source = image(tmp_path / "in.zarr", VOLUME, 0.5)
     coarse = RNG.random(tuple(-(-n // factor) for n in SHAPE)) < 0.05
     scale, at, unit = of_mask

@@ -1,5 +1,6 @@
 """Buffers that come back, and memory that is what was said."""
 
+import time
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_a_batch_goes_with_its_last_view(data: dict[str, Path]) -> None:
         del view
         loader.close()
         assert loader._ring.made == 0
+
+
+def test_a_loader_that_is_closed_holds_no_batch_that_nobody_took(data: dict[str, Path]) -> None:
+    loader, until = Loader(data, batch_size=1, queue=4, engine="tensorstore"), time.monotonic() + 5
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    while loader._ring.made and time.monotonic() < until:  # TensorStore lets go a moment later
+        time.sleep(0.01)
+        loader.close()
+    assert loader._ring.made == 0
 
 
 def test_too_little_memory_is_refused_with_the_numbers(data: dict[str, Path]) -> None:

@@ -39,6 +39,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     draft = _draft(path.parent)
     try:
         yield draft
+        # On the disk before it has the name, or a crash may leave an empty file in the old one's
+        # place.
         with draft.open("r+b") as written:  # Windows syncs only what may be written
             os.fsync(written.fileno())
         if path.exists():
@@ -150,7 +152,7 @@ def held_alone(path: Path, doing: str) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            path.unlink()
+            path.unlink()  # while it is locked: later it may be another process's
         file.close()
         if made:
             with suppress(OSError):  # unless something is in it

@@ -37,6 +37,8 @@ class Flow:
     """Owns the threads of a pipeline and the first error among them."""
 
     def __init__(self) -> None:
+        # One for all, so that `fail` wakes every thread, whatever it waits for. Re-entrant, as a
+        # thread that holds it may put into a channel or get from one.
         self._lock = threading.RLock()
         self._conditions: list[threading.Condition] = []
         self.changed = self.condition()
@@ -142,6 +144,7 @@ class Flow:
         def take() -> None:
             while not self.failed:
                 with taking:
+                    # A list, as any item may be None.
                     taken = list(itertools.islice(left, 1))
                 if not taken:
                     return
@@ -271,6 +274,7 @@ class Budget:
     def acquire(self, count: int) -> None:
         """Wait for room for ``count`` bytes. If nothing is held, any count passes."""
         with self._flow.changed:
+            # Else a thread with more than the limit would wait for ever.
             self._flow.wait_for(lambda: self.used + count <= self.limit or self.used == 0)
             self.used += count
             self.peak = max(self.peak, self.used)
@@ -363,5 +367,7 @@ def in_order(
             while pending:
                 yield pending.popleft().result()
         except BaseException:
+            # Also when the caller takes no more: the pool would do all that is pending before it
+            # ends.
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -201,6 +201,7 @@ def _resources(config: SlurmConfig, command: Command, waits_for: str | None) -> 
         "error": config.error,
         "open-mode": "append",  # keep the output from before a restart
         "requeue" if config.requeue else "no-requeue": True,
+        # B, for the script: without it SLURM signals only the steps that a job starts by srun.
         "signal": f"B:{signal}@{before}" if before else None,
     }
     for name, value in options.items():

@@ -138,6 +138,7 @@ def close_after_item(reason: str) -> None:
     from distributed import Status, get_worker
 
     worker = get_worker()
+    # An item runs in a thread of the worker, whose state only its loop may change.
     worker.loop.add_callback(setattr, worker, "status", Status.paused)
     close = partial(worker.close, nanny=False, reason=reason)
     worker.loop.add_callback(worker.loop.call_later, _CLOSE_AFTER_S, close)

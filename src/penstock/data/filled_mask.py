@@ -76,6 +76,7 @@ class FilledMask:
         enclosed = region != region[0]
         if not enclosed.any():
             return
+        # Planes are numbered once more, as their numbers together would take far more than bits.
         count = 0
         for z in range(depth):
             plane, count = self._numbered(z, count)

@@ -376,6 +376,8 @@ class Histogram:
         bits = flat.view(f"u{self._kind.itemsize}")
         sign = bits.dtype.type(self._sign)
         if self._kind.kind == "f":
+            # The bits of floats sort like numbers from 0 on. Those of negative ones sort backwards,
+            # and must come first.
             return np.where(bits & sign, ~bits, bits | sign)
         return bits ^ sign if sign else bits
 

@@ -120,9 +120,9 @@ class Resampling:
         return array
 
     def bytes_for(self, shape: tuple[int, ...], held: tuple[int, ...], itemsize: int) -> int:
-        """The most bytes of arrays while a box of ``to`` of a shape is made of a box of ``of`` of
-        the shape ``held`` or a smaller one, of values of so many bytes: the voxels that are needed,
-        as stored and as copies, and what is made of them."""
+        """The most bytes of arrays while a box of ``to`` of a shape is made of one of ``of``, which
+        has the shape ``held`` at most. They are the voxels that are needed, as stored and as
+        copies, and what is made of them. A value has ``itemsize`` bytes."""
         margin = self.order + 1 + 2 * (_REACH if self.order == 3 else 0)
         voxels = 1
         for side, most, step, to in zip(shape, held, self.steps, self.to.shape, strict=True):

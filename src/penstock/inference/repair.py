@@ -157,8 +157,8 @@ def repair_run(
 
 
 def take_off(run: RunFolder, proof: Proof) -> int:
-    """Take the blocks that are not proven off the list of what is written, and empty their chunks
-    if these cannot be decoded, so that a resumed run writes them.
+    """Take the blocks that are not proven off the list of what is written, so that a resumed run
+    writes them. Chunks of them that cannot be decoded are emptied.
 
     Args:
         run: The run.
@@ -249,6 +249,7 @@ def recompute_blocks(
         job.outputs[number] = replace(output, sink=sink)
     journal = _ComparingJournal(run)
     journal.statistics = read_document(run.folder, SCALINGS_FILE) or {}
+    # All but these count as done, and so are not computed.
     journal.done = BlockSet(run.keys())
     journal.done -= {*keys}
     anew = Run(job, journal, OutputLock())

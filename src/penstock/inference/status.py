@@ -21,9 +21,9 @@ class RunStatus:
     """The state of a run."""
 
     state: State
-    """``prepared`` is a run that waits for parts, ``incomplete`` one that was done and whose logs
-    name fewer blocks than it wrote, ``ended`` one that stopped by itself, ``killed`` one that left
-    no reason, and ``begun`` one in a bucket, which does not say whether a process is at work."""
+    """``prepared`` is a run that waits for parts. ``incomplete`` is one that was done, and whose
+    logs name fewer blocks than it wrote. ``ended`` is one that stopped by itself, ``killed`` one
+    that left no reason. ``begun`` is one in a bucket: whether a process is at work is not known."""
     why: str
     """The reason why it ended, what is to be done next, and what is lost of its logs; may be
     empty."""

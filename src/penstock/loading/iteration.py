@@ -122,6 +122,8 @@ class ReadAhead:
                 if self._starved:
                     self._ring.wake()
                 self._flow.changed.notify_all()
+            # All conditions of a flow have one lock, which this gives away only while it waits. So
+            # the planner never sees a batch that has left the channel and is not yet counted.
             work = done.get()
             self._asked = False
             self._taken += work is not None
@@ -134,6 +136,7 @@ class OwnReads:
 
     def __init__(self, drivers: int) -> None:
         self._drivers = drivers
+        # Weak, or a loader that is closed would hold the buffers of batches that nobody took.
         self._works: deque[weakref.ref[BatchWork]] = deque()
 
     def begin(self, work: BatchWork, tasks: Sequence[Begins], check: Check) -> None:

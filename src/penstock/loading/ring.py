@@ -62,6 +62,7 @@ class Ring:
             return self._lend_memory()
         buffer = self._free.pop() if self._free else self._make()
         root = np.frombuffer(buffer.data, np.uint8)
+        # Not at the interpreter's exit, when nobody takes a buffer back.
         weakref.finalize(root, self._returned.put, buffer).atexit = False
         return root
 
@@ -84,6 +85,7 @@ class Ring:
 
     def clear(self) -> None:
         """Free the buffers that nobody holds."""
+        # Where none is allowed, to lend takes back what was returned, and drops all that is free.
         self._most = 0
         self.lend()
         self._most = self._usual

@@ -242,6 +242,8 @@ class RunState:
 
     def _make_up_for_the_end_of_an_epoch(self) -> None:
         """Correct the state if the run ended before, during or after an epoch's validation."""
+        # An order takes the end of an epoch for the begin of the next. A tally that is not closed
+        # tells that this one is still to be validated.
         if self.tally.steps and self.position.batch == 0:
             self.position = Position(self.position.epoch - 1, self.order.num_batches)
         last = self.history[-1]["epoch"] if self.history else None

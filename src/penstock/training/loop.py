@@ -255,6 +255,7 @@ class _Training:
         """Take the remaining steps of an epoch. Returns whether there were any."""
         number, last = self.state.position.batch, self.order.num_batches
         self._since = self.clock()
+        # A run that is resumed at the end of an epoch reads nothing, and only validates.
         if number < last:
             batches = iter(self.feed.epoch(epoch, number))
         while number < last and self.state.step < self.schedule.num_steps:
@@ -277,6 +278,7 @@ class _Training:
         # The end of an epoch is saved, too, because its validation may take long.
         ends = done == self.order.num_batches or step == self.schedule.num_steps
         save = ends or (every is not None and step % every == 0)
+        # After every step, as a vote takes all ranks.
         stop = self.stop.agreed()
         if save or stop or step % self.stepper.timer.drain_every == 0:
             self._drain()
@@ -346,6 +348,7 @@ class _Training:
         if state.position.batch == self.order.num_batches:
             state.tally, state.position = Tally(), Position(epoch + 1, 0)
         best = self.checkpoints.rank(epoch, scores)
+        # The state first: a run that is killed in between makes up for the weights as it resumes.
         self._save()
         if best:
             self.checkpoints.save_weights(self.stepper.module.state_dict())

@@ -143,6 +143,7 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
         process = subprocess.Popen(
             command, env=dict(environ), preexec_fn=death_signal(signal.SIGTERM)
         )
+        # It may have come before there was a process to tell.
         if received:
             process.send_signal(signal.SIGUSR1)
         code = process.wait()

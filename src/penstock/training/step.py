@@ -87,6 +87,7 @@ class Stepper:
     ) -> None:
         """``rate(step)`` is the learning rate at a step, as a fraction of --learning-rate."""
         self.fabric, self.workload, self.config = fabric, workload, config
+        # Weights that are drawn depend on the seed alone; later each rank gets numbers of its own.
         torch.manual_seed(config.seed)
         with float32_default():
             module = workload.model()
@@ -127,6 +128,7 @@ class Stepper:
             timer.end_phase("data_wait")
             batch = self.to_device(batch)
             timer.end_phase("transfer")
+            # Ranks sum once for each step, as its last gradients are computed.
             sums = self._sums and number == share
             with self.fabric.no_backward_sync(self._model, self._sums and not sums):
                 loss, metrics = self.workload.loss(self._model, batch)

@@ -2,9 +2,9 @@
 
     train ──▶ bounded queue ──▶ thread ──▶ pipe ──▶ process of a tracker (`trackers`) ──▶ a logger
 
-Each tracker has a process of its own. What its library imports, patches, draws of random numbers or
-waits for then changes neither the steps nor the memory that are measured, and a library that hangs
-is killed at the end. A metric costs the training one small dict. What finds the queue full, because
+Each tracker has a process of its own. A library imports, patches, draws random numbers and waits.
+There, that changes neither the steps nor the memory that are measured, and a library that hangs is
+killed at the end. A metric costs the training one small dict. What finds the queue full, because
 the tracker is too slow, is dropped, and that is said; steps/rank0.csv has every step.
 """
 

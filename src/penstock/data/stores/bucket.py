@@ -75,6 +75,7 @@ class Bucket:
         """The names that begin with ``prefix``, sorted."""
         from .kvstore import ts
 
+        # The first name behind all that begin so.
         end = prefix and prefix[:-1] + chr(ord(prefix[-1]) + 1)
         keys = ts.KvStore.KeyRange(prefix, end)
         (listed,) = self._do([""], lambda kvstore, _: kvstore.list(keys))

@@ -193,6 +193,7 @@ class _LockFile:
     def take(self, check: Check, take_over: bool) -> None:
         """Take the outputs; see `OutputLock.take`. Raises `NoLock` if the store cannot be
         locked."""
+        # Before the file names it: from then on another run of this process must find it alive.
         HELD.add(self.holder["token"])
         try:
             with self._or_no_lock():
@@ -260,6 +261,7 @@ class _LockFile:
 
     def _prove(self) -> None:
         """Check that the store honours conditional writes: some servers accept every write."""
+        # A write on the condition of another file, which is not there. It must be refused.
         missing = self.read(f"{self.key}-{self.holder['token']}")[1]
         if self._write(self.read()[0], missing):
             self._write(None, self.read()[1])

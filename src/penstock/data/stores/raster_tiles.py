@@ -5,9 +5,9 @@
     header, IFDs of image and overviews  |  tiles of the smallest overview  |  ...  |  of the image
 
 Encoding takes most of the time that a GeoTIFF takes. So a tile is encoded once, as the file will
-have it, by the process that has its values, and a tile of an overview likewise where a block has
-all that it is made of. These tiles of a block are a pack. The other overviews are made at the end,
-with a pack for each, and the GeoTIFF is a copy of all tiles.
+have it, by the process that has its values. A tile of an overview is encoded likewise, if one block
+has all that it is made of. These tiles of a block are a pack. The other overviews are made at the
+end, with a pack for each, and the GeoTIFF is a copy of all tiles.
 
 An image file directory (IFD) has the places of tiles in the file. So a head without places is
 written first, and again once all tiles are there. What stands in it of the raster, such as its CRS

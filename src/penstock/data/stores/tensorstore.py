@@ -85,6 +85,8 @@ class TensorStoreSource(BoxReader, Framed):
             if self.packing is not None:
                 self.packing.decode(view.read().result(), out)
             else:
+                # A write into `out` decodes right there; a read would make an array of its own
+                # first.
                 ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
 
     @cached_property

@@ -84,6 +84,7 @@ class Equipment:
     def __init__(self, job: Job) -> None:
         self.job, plan = job, job.plan
         pins = plan.pinned_bricks
+        # One pool for each kind of array: in a pool all buffers have one size, that of the largest.
         self.read_pool = Pool(plan.read_buffer_bytes, pinned if pins else None, pins)
         """Arrays of bricks as read."""
         self.brick_pool = Pool(plan.brick_buffer_bytes)

@@ -82,7 +82,10 @@ class Lane:
                 while index is not None and (row := self._free_row(index)) is not None:
                     self._gather(opened, native, index, row)
                     index = next(waiting, None)
+            # Whatever the parity of the next patch. A full batch is run at once: this brick may be
+            # whole by it.
             if index is None and any(self._free_row((n,)) is not None for n in (0, 1)):
+                # All patches are copied out of the array by now; on a CPU `native` is that array.
                 loaded.wait()
                 self.read_pool.give(array)
                 yield from self._unblocked()
@@ -101,6 +104,7 @@ class Lane:
         if self._in_pairs:
             pair = self._slots[-1].row // 2 if self._slots else 0
             row = 2 * pair + sum(index) % 2
+            # A row that was passed over stays free, as pairs are stitched in visiting order.
             if row in (slot.row for slot in self._slots[-2:]):
                 row += 2
         else:
@@ -155,10 +159,12 @@ class Lane:
         source = native[(slice(None), *slices_of(place, geometry.patch))]
         target = self._batch[row]
         target.copy_(source if net.shape.model_axes == 3 else source[:, 0])
+        # Else the source has normalised the values as they were read, before it resampled them.
         if not self.job.values.first:
             normalise_(target, opened.loaded.scalings)
         if net.clip:
             target.clamp_(*net.clip)
+        # Last, as what fills is a value that the net sees, and no value of the store.
         fill_beyond_(target, seen, geometry.inner or geometry.domain, self.job.sliding.fill)
         self._slots.append(Slot(opened, index, place, row))
 
@@ -172,9 +178,11 @@ class Lane:
         if self.clock is not None:
             self.clock.report()
         taken = {slot.row for slot in self._slots}
+        # With a patch, as memory that was never written may hold what the net does not expect.
         for row in set(range(len(self._batch))) - taken:
             self._batch[row].copy_(self._batch[self._slots[0].row])
         step = self.job.net.forward if self.device.type == "cpu" else self.job.net.batch
+        # A pair without any patch is left out. On a GPU the whole batch is one group.
         for number, group in groupby(self._slots, lambda slot: slot.row // step):
             slots, first = list(group), number * step
             outputs = self._heads(slots[0].owner.brick, self._batch[first : first + step])

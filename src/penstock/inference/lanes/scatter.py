@@ -91,8 +91,10 @@ class PatchScatter:
         values.copy_(output_BCZYX if plan.blended else output_BCZYX[core])
         if plan.denormalized:
             denormalise_(values, owner.loaded.scalings)
+        # What is reduced gets its gain afterwards, when the block is written.
         if plan.gain != 1 and plan.reduction is None:
             values.mul_(plan.gain)
+        # Before values are blended, clipped or rounded, which would hide one that is not finite.
         span = note_range(values, tally)
         if plan.blended:
             self._add(plan.grid, target, values, slots)
@@ -112,6 +114,8 @@ class PatchScatter:
             (axis, patch, overlap, tuple(int(by * factor) for by in shifts))
             for axis, (patch, overlap, shifts, factor) in enumerate(zip(*each, strict=True))
         ]
+        # A window with a floor is no product of axes. Any other is multiplied axis by axis, which
+        # takes three short rows in place of an array like the patch.
         for some in [tuple(axes)] if self._whole else [(axis,) for axis in axes]:
             weights = self._weights_on(values.dtype, some)
             last = len(axes) - 1 - some[-1][0]
@@ -172,6 +176,7 @@ def _weights_on(
     windows = [window(sliding, *each[:3], floor) for each in axes]
     raw = reduce(np.multiply.outer, windows)
     if sliding.floor:
+        # MONAI, which has such a floor, takes it in float32.
         raw = np.maximum(raw, sliding.floor, dtype=np.float32)
     weights = torch.from_numpy(shares(raw, [each[3] for each in axes]))
     return weights.to(dtype).to(device)

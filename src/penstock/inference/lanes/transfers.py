@@ -58,6 +58,8 @@ class Transfers:
         if loaded.arrived is not None:
             main = torch.cuda.current_stream(self.device)
             main.wait_event(loaded.arrived)
+            # Torch's allocator knows only the stream of uploads. Without this it might give the
+            # memory to the next upload while the net still reads it.
             native.record_stream(main)
         return array, native
 
@@ -68,6 +70,7 @@ class Transfers:
             computed.outputs, computed.tally = [each.cpu() for each in outputs], tally.cpu()
             return computed
         stream = self.streams[1]
+        # The outputs are only queued so far: the copy must come after what computes them.
         stream.wait_stream(torch.cuda.current_stream(self.device))
         computed.ready = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(stream):
@@ -75,6 +78,7 @@ class Transfers:
                 computed.outputs = [_to_pinned(each) for each in outputs]
                 computed.tally = _to_pinned(tally)
             computed.ready.record(stream)
+        # As in `take`: the memory must not be given to the next brick before it is copied.
         for tensor in (*outputs, tally):
             tensor.record_stream(stream)
         return computed
@@ -107,6 +111,8 @@ class GpuClock:
         self._queued: deque[tuple[str, Brick, torch.cuda.Event, torch.cuda.Event]] = deque()
         """Stage, brick, begin and end of each piece of work that is not reported yet."""
         self._first = self._mark()
+        # Events count from each other. This one, read on both clocks, joins the device's to the
+        # probe's.
         self._first.synchronize()
         self._first_s = probe.clock()
 

@@ -22,9 +22,9 @@ from ...data import Box, Scaling
 from ..opening.heads import HeadPlan, float_range, whole_range
 
 LOW, HIGH, CLIPPED, SPOILT = range(4)
-"""The entries of a head's tally: the least and the largest label, the number of values that were
-clipped to the range of the output, and the number of patches with labels that are not whole
-numbers, or with other values that are not finite."""
+"""The entries of a head's tally. They are the least and the largest label, and the number of values
+that were clipped to the range of the output. The last one is the number of spoilt patches: their
+labels are not whole numbers, or other values are not finite."""
 Range = tuple[float, float] | tuple[Tensor, Tensor]
 """The least and the largest of some values. On a GPU they are tensors, so nothing waits for it."""
 NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
@@ -33,6 +33,7 @@ NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
 def normalise_(patch: Tensor, scalings: Sequence[Scaling]) -> None:
     """Normalise a patch (channels, spatial...) in place, by one scaling or by one a channel."""
     for part, scaling in zip([patch] if len(scalings) == 1 else patch, scalings, strict=True):
+        # Found before the values change: what becomes 0 by the scaling is not meant.
         zeros = part == 0 if scaling.keeps_zeros else None
         if (scaling.lower, scaling.scale) != (0.0, 1.0):
             part.sub_(scaling.lower).div_(scaling.scale)
@@ -47,6 +48,7 @@ def fill_beyond_(patch: Tensor, seen: Box, volume: Box, value: float | None) -> 
     fills nothing. ``seen`` is the box of the patch."""
     if value is None or seen in volume:
         return
+    # Boxes have three axes. The patch of a net of planes lacks z.
     first = 3 - (patch.ndim - 1)
     for axis in range(first, 3):
         side = seen.shape[axis]
@@ -120,6 +122,7 @@ def count_clipped(values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tens
 
 def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
     """Round (half to even) if ``dtype`` is one of integers, and clip to its range, in place."""
+    # Work is done in float32 or float64, so only half precision can be too narrow.
     if dtype.kind == "f" and dtype.itemsize > 2:
         return values
     if dtype.kind != "f":

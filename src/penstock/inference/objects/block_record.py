@@ -63,6 +63,7 @@ def extents_of(runs: Runs, shape: Sequence[int], count: int) -> Extents:
         low[axis], high[axis] = shape[axis], 0
         np.minimum.at(low[axis], at, places)
         np.maximum.at(high[axis], at, stops)
+    # The coordinates of a run add up to its middle times its length.
     middles = (z, y, starts + (lengths - 1) / 2)
     sums = [np.bincount(at, middle * lengths, count) for middle in middles]
     return Extents(low.T, high.T, np.stack(sums, axis=1).astype(np.int64))

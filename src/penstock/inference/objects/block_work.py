@@ -210,6 +210,7 @@ def processes(workers: int) -> Iterator[Over]:
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    # A fork would copy the locks that threads of this process hold, and none of the threads.
     context = multiprocessing.get_context("spawn")
     with environment_kept():
         os.environ.update(for_children())
@@ -227,6 +228,8 @@ def _done_by(
         return
     topic, begun = uuid.uuid4().hex, pool()
 
+    # Threads that wait for processes: so results come in order, and only a few blocks are sent
+    # ahead.
     def do(number: int) -> str:
         return begun.submit(do_order, BlockOrder(each, number, topic)).result()
 

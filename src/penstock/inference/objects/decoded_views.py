@@ -301,6 +301,7 @@ def _resolved(
     twice[several[0][several[1] > 1] // views] = True
     # Two that their owner sees whole are two, though pieces at the edges of other views join them.
     whole = painted & ~cut & (home == view) & twice[groups]
+    # Numbers behind those of groups are free: one for each object of a view.
     keys = np.where(painted, np.where(whole, count + np.arange(len(view)), groups) + 1, 0)
     doubtful[groups[painted & large]] = True
     is_cut = np.zeros(count, bool)

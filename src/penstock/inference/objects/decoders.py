@@ -134,6 +134,8 @@ def _affinities(config: LabelConfig) -> Decoder:
                 f"and takes one for each of {len(offsets)} offsets{after}"
             )
         inside = scores[0] > config.threshold if masked else None
+        # The library takes the first offsets for those that join, and all others for those that
+        # keep apart.
         near = len([*takewhile(lambda offset: sum(map(abs, offset)) == 1, offsets)])
         weights = scores[masked:].astype(np.float32)
         np.subtract(1, weights[near:], out=weights[near:])  # these keep apart
@@ -159,7 +161,9 @@ def _flows(config: LabelConfig) -> Decoder:
                 f"flows along {' '.join('zyx'[-axes:])} and the cell probability"
             )
         scores = scores.astype(np.float32)
-        # The largest share of the input that an object may take would depend on the block.
+        # The largest share of the input that an object may take would depend on the block. So would
+        # the least size: --min-size counts the voxels of whole objects.
+        # Cellpose makes sparse tensors, of which torch warns unless somebody has decided on checks.
         with require("torch.sparse", "infer").check_sparse_tensor_invariants(False):
             return np.asarray(
                 dynamics.compute_masks(
@@ -187,6 +191,7 @@ def _stars(config: LabelConfig) -> Decoder:
                 f"and distances along {axes + 1} rays or more"
             )
         grid = (1, *said_grid)[-axes:]
+        # Centres and distances are in voxels of the image, and labels in those of the grid.
         scale = 1 / np.array(grid)
         reach = np.maximum(np.moveaxis(scores[1:], 0, -1), _LEAST)
         limits = {"prob_thresh": likely, "nms_thresh": overlap, "grid": grid}

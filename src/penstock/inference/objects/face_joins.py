@@ -61,11 +61,12 @@ class Totals(NamedTuple):
 
 
 def _after(grid: Grid, number: int, reach: int) -> Iterator[tuple[int, Offset]]:
-    """The numbers and offsets of blocks after a block that share a face with it, by a ``reach`` of
-    2 an edge, by 3 a corner."""
+    """The numbers and offsets of the blocks behind a block that touch it: across a face, with a
+    ``reach`` of 2 also across an edge, with 3 also across a corner."""
     index = unflatten(number, grid.cells)
     for offset in product((-1, 0, 1), repeat=3):
         there = tuple(map(sum, zip(index, (0, 0, *offset), strict=True)))
+        # Offsets above 0, as tuples are compared: so each pair of neighbours comes once.
         near = sum(map(abs, offset)) <= reach and Box.of(there, (1,) * 5) in grid.cells
         if near and offset > (0, 0, 0):
             yield flatten(there, grid.cells), offset
@@ -78,7 +79,8 @@ def _pairs(
     ours = _side(here, offset)
     theirs = _side(there, tuple(-step for step in offset))
     free = [axis for axis in range(3) if offset[axis] == 0]
-    # Most of a face is no object, so only voxels that are one look over, into a frame of none.
+    # Most of a face is no object, so only voxels of objects look across. The frame of zeros
+    # stands for what lies beside the face.
     places = np.nonzero(ours)
     framed = np.pad(theirs, [(int(axis in free),) * 2 for axis in range(3)])
     a, width = ours[places].astype(np.int64) - 1, len(there.first)
@@ -99,9 +101,11 @@ def _pairs(
     for shift in product((-1, 0, 1), repeat=len(free)):
         if 0 < sum(map(abs, shift)) <= reach:
             b = beyond(shift)
+            # Those straight behind are in `faces` already.
             keys.append((a * width + b)[(b >= 0) & (b != straight)])
     different = np.unique(np.concatenate(keys))
     counts = np.zeros(len(different), np.int64)
+    # Only across a face, two axes are free; an edge or a corner shares no face.
     if len(free) == 2:
         numbers, times = np.unique(faces, return_counts=True)
         counts[np.searchsorted(different, numbers)] = times

@@ -68,7 +68,7 @@ class LabelJob:
         if config.decodes:  # a decoder makes one array of all channels
             self.domain = self.domain[:1] + Box((0,), (1,)) + self.domain[2:]
         self.output = partial(output_of, config, self.source, self.domain)
-        # As it would be if there was none.
+        # The output as it would be if there was none yet.
         self.sink = self.output(config.dtype or "uint32", overwrite=True)
         if overlap(self.source, self.sink):
             raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")

@@ -173,10 +173,13 @@ class LabelRun:
                     f"--max-memory allows {format_bytes(limit)}; what is counted stays: go on with "
                     "--resume and more, or begin anew with a larger --block"
                 )
+            # 64 are some rows of blocks: where a row has ten, each record is read twice.
             pairs, contacts = all_touching(
                 work.grid, totals, lru_cache(maxsize=64)(lambda n: work.load(n, "measures")),
                 work.rule.connectivity,
             )  # fmt: skip
+            # What a decoder sees as one has one key, and is one even where its pieces touch
+            # nowhere.
             groups = (
                 groups_of(count, pairs, "label")
                 if work.views is None
@@ -191,6 +194,7 @@ class LabelRun:
         totals, groups, _ = self._join(work)
         numbering = numbered(totals, groups, config.min_size, config.clear_border)
         save_array(self.folder / IDS_FILE, numbering.ids)
+        # An output that this run has noted may be there already, made by a start that was killed.
         goes_on, anew = bool(self.journal.done), run["overwrites"] or "output" in run
         dtype = config.dtype or np.min_scalar_type(numbering.kept)
         sink = self.labelling.output(dtype, resume=goes_on, overwrite=anew and not goes_on)
@@ -201,9 +205,10 @@ class LabelRun:
         self.journal.save(
             RUN_FILE, {**run, "output": facts, "fingerprint": self.journal.fingerprint}
         )
-        self.lock.check()
+        self.lock.check()  # to create it removes what lies there
         sink.create()
         self.__dict__.pop("counting", None)  # it has a dtype now
+        # Last, as this file says that the round has ended.
         save_array(self.folder / STARTS_FILE, numbering.starts)
 
     def finish(self) -> LabelSummary:
@@ -228,6 +233,7 @@ class LabelRun:
         here = ("ambiguous_file", "cutouts")
         facts = {key: value for key, value in vars(summary).items() if key not in here}
         facts["ends"] = summary.ends and summary.ends._asdict()
+        # Before anything is removed: without these files no other start could tell all of this.
         self.journal.save(SUMMARY_FILE, facts)
         clear(labelling)
         return summary
@@ -284,10 +290,11 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
     """
     config = labelling.config
     journal = _journal(labelling, resume=config.resume)
-    if _is_gone(labelling, journal):
+    if _is_gone(labelling, journal):  # what was noted of its blocks is worth nothing
         journal = _journal(labelling, resume=False)
     before = journal.before
     if not before:
+        # Of some dtype, as the count of objects decides it. What is checked is the place.
         labelling.output("uint32", overwrite=config.overwrite).check()
     with entered(journal, [labelling.sink], take_over=config.take_over, retry_for=None) as lock:
         if not before:  # what an earlier run has found, before this one has a name
@@ -303,6 +310,7 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
         if "output" in before:
             facts["output"] = before["output"]
             journal.fingerprint["dtypes"] = before["fingerprint"]["dtypes"]
+        # To begin removes the summary, by which a labelling that is complete is known.
         if not is_complete(labelling.folder) or len(journal.done) < len(labelling.work.grid):
             begin(journal, lock, facts, prepared, retry_for=None)
         with noting_end(journal.save):

@@ -128,7 +128,7 @@ class Labelling(LabelJob):
             each = run.next_round()
             if each is None:
                 return "Complete: all blocks are written", run.finish()
-            run.lock.hand_over()
+            run.lock.hand_over()  # to the parts of the next round, or once more of this one
             if lacking := run.lacking(each, range(len(each.work.grid))):
                 raise self._incomplete(each, lacking)
             run.end_round(each)
@@ -137,6 +137,7 @@ class Labelling(LabelJob):
     def _incomplete(self, each: Round, lacking: list[int]) -> Incomplete:
         """The error that says which parts are to be started again."""
         elements, size = Prepared.read(self.folder).elements, len(each.work.grid)
+        # The inverse of the shares in `_part`.
         again = sorted({((number + 1) * elements - 1) // size + 1 for number in lacking})
         # An earlier --finish may have ended the round before, or the parts of this one were lost.
         done, run = _DONE[each.name], "run again with"
@@ -204,6 +205,7 @@ def remove_scratch(label: LabelConfig) -> None:
     """Remove the scores of ``infer --instances``, if all objects are written."""
     scratch = Path(label.in_spec)
     if is_complete(_folder_of(label)):
+        # It may be gone since an earlier start. But what cannot be removed must be said.
         shutil.rmtree(scratch, ignore_errors=not scratch.exists())
         scratch.with_name(scratch.name + LOCK_SUFFIX).unlink(missing_ok=True)
 

@@ -89,6 +89,7 @@ def merged_measures(work: BlockWork, numbering: Numbering, contacts: list[Contac
     for axis, pairs, faces in contacts:
         ids = numbering.ids[pairs]
         one = (ids[:, 0] == ids[:, 1]) & (ids[:, 0] > 0)
+        # Each of the two blocks has counted the faces between them as outer ones.
         np.subtract.at(total["faces"][:, axis], ids[one, 0] - 1, 2 * faces[one])
     return total
 
@@ -107,6 +108,7 @@ def object_columns(
     Returns:
         The columns by name.
     """
+    # Volumes are positive. Places in the world need the sign, as an axis may run backwards.
     scale = np.abs(source.scale[2:] if source.scale else (1.0,) * 3)
     signed = np.array(source.scale[2:] if source.scale else (1.0,) * 3)
     domain = work.grid.domain

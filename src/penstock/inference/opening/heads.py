@@ -202,9 +202,12 @@ def plan_heads(
     corner: tuple[int, ...],
     resampled: bool,
 ) -> tuple[HeadPlan, ...]:
-    """How each head is treated, for its output. ``carrier`` is the dtype in which patches are
-    normalised, ``scalings`` how many of them a volume has, ``corner`` where the grids of heads
-    begin, ``resampled`` that outputs lie on another grid than patches."""
+    """How each head is treated, for its output.
+
+    ``carrier`` is the dtype in which patches are normalised, ``scalings`` the number of scalings of
+    a volume. ``corner`` is where the grids of heads begin. ``resampled`` says that outputs lie on
+    another grid than patches.
+    """
     heads = []
     for head, sink in zip(facts, sinks, strict=True):
         if head.reduction is not None:
@@ -218,6 +221,8 @@ def plan_heads(
                 dtype=sink.dtype,
                 work=np.dtype(np.float64 if wide else np.float32),
                 blended=config.seam_mode == "blend" and head.kind != "labels",
+                # Integers of 64 bits pass as such where the net does nothing with them; no float
+                # has all.
                 copied=head.kind == "labels"
                 or (not summed and "int" in carrier and carrier == sink.dtype),
                 summed=summed,

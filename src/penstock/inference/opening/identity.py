@@ -1,7 +1,7 @@
 """Hashes of what decides a run's voxels besides its settings. A resumed run compares them.
 
-They cover the source files of the user's model with all that these import from their own folder,
-the attributes of a module besides its weights, and the content of an array in memory. The maker is
+They cover the source files of the user's model, with all that these import from their own folder.
+They cover the attributes of a module besides its weights, too, and an array in memory. The maker is
 the code of Penstock, the versions of libraries and the kind of machine. It may differ within a run
 if the user allows that.
 """

@@ -141,6 +141,7 @@ def fit_batch(
     """The number of patches in one forward, and its footprint. ``batch`` is that of --batch."""
     # A net that was exported for one batch size takes no other.
     if on_cpu:
+        # Tried in this order. The last one is not caught: its error is what the user is told.
         *sizes, last = (CPU_FORWARD, 1, batch) if batch else (CPU_FORWARD, 1)
     else:
         most = max(1, GPU_BATCH * 64**3 // max(64**3, math.prod(shape.patch)))
@@ -308,6 +309,7 @@ def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:
     # A program that was exported for one batch size takes no other.
     fixed = isinstance(model.module, torch.fx.GraphModule)
     failed: Exception | None = None
+    # Two rows take less than a full batch. A net that takes no other number gets its own.
     for rows in (net.forward,) if fixed else (min(2, net.forward), net.forward):
         batch = patch.expand(rows, *patch.shape).contiguous(memory_format=net.layout)
         try:

@@ -58,6 +58,7 @@ class Output(Placed):
     @property
     def write_grid(self) -> tuple[int, ...]:
         """The least voxels of the source that are whole chunks and whole voxels of the sink."""
+        # So many voxels of the sink are n / f of the source, which need not be a whole number.
         pairs = zip(self.sink.write_grid[2:], self.grid.factors, strict=True)
         return tuple(math.lcm(n, f.numerator) // f.numerator * f.denominator for n, f in pairs)
 
@@ -215,6 +216,7 @@ def _check_axes(sink: Sink, domain: Box, channels: int) -> None:
             )
     for axis, name, once in ((0, "t", 1), (1, "c", channels)):
         grid = sink.write_grid[axis]
+        # What is written at once need not fill chunks if it is all that there is.
         if once % grid and once < have[axis]:
             raise UsageError(
                 f"--out-spec {sink.name} keeps {grid} along {name} in one chunk but {once} "

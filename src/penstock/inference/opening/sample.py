@@ -50,7 +50,8 @@ class Nearest:
         for axis, name in enumerate("zyx"):
             low, high = of.domain.start[axis + 2], of.domain.stop[axis + 2]
             first, last = self.along(axis, low, low + 1)[0], self.along(axis, high - 1, high)[0]
-            if max(first, last) < self.domain.start[axis] or first >= self.domain.stop[axis]:
+            low, high = min(first, last), max(first, last)  # an axis may run backwards
+            if high < self.domain.start[axis] or low >= self.domain.stop[axis]:
                 raise UsageError(f"{flag} {to.name} does not overlap the input: along {name} apart")
 
     def along(self, axis: int, start: int, stop: int) -> NDArray[np.int64]:
@@ -73,8 +74,8 @@ class Nearest:
         if all(each.any() for each in valid):
             nearest = [near[each] for near, each in zip(places, valid, strict=True)]
             hull = Box(
-                tuple(int(near[0]) for near in nearest),
-                tuple(int(near[-1]) + 1 for near in nearest),
+                tuple(int(near.min()) for near in nearest),
+                tuple(int(near.max()) + 1 for near in nearest),
             )
             of_hull = [near - start for near, start in zip(nearest, hull.start, strict=True)]
             inside[np.ix_(*valid)] = read(hull)[np.ix_(*of_hull)]
@@ -317,8 +318,8 @@ def nonzero_box(source: Source, volume: Volume) -> Box:
 
 
 def _outermost(source: Source, volume: Volume, box: Box, axis: int, step: int) -> int | None:
-    """The first plane of a box along an axis with a voxel that is not 0, from its start for a step
-    of 1 and from its stop for one of -1; None without any."""
+    """The outermost plane of a box along an axis that has a voxel other than 0; None without any.
+    A ``step`` of 1 searches from the start of the box, one of -1 from its stop."""
     chunk = source.chunks[2:]
     sides = tuple(chunk[axis] if each == axis else side for each, side in enumerate(box.shape))
     slabs = Grid(box, sides, source.grid_origin[2:])
@@ -328,6 +329,7 @@ def _outermost(source: Source, volume: Volume, box: Box, axis: int, step: int) -
         hits = np.zeros(slab.shape[axis], np.bool_)
         for piece in Grid(slab, chunk, source.grid_origin[2:]):
             hits |= (volume.array(source, piece) != 0).any(axis=others)
+            # The outermost plane of the slab has one: nothing further in can change the answer.
             if hits[::step][0]:
                 break
         if hits.any():

@@ -54,8 +54,8 @@ _SMALLER = 0.75
 
 
 def _sides(patch: Sequence[int], times: float) -> tuple[int, ...]:
-    """Those of a patch so many times as long, which a network that takes the patch is likely to
-    take."""
+    """The sides of a patch that is so many times as long. A network that takes the patch is likely
+    to take it."""
     each = ((p, math.gcd(p, 16 if p >= 64 else 4)) for p in patch)
     return tuple(p if p == 1 else int(p * times) // grain * grain for p, grain in each)
 
@@ -177,6 +177,7 @@ class SeamTrial:
             cost = times + sum(math.prod(each) / math.prod(patch) * n for each, n in tiles)
             places = min(_MOST_PLACES, int(_SHARE * num_patches / cost))
             joined = all(n for _, n in tiles)  # two that are blended fit into the window
+            # The peak is that of a forward of several patches, and here each window goes alone.
             if places and joined and times * peak / self.net.forward <= free_bytes:
                 fits.append((longer, places))
         return next((each for each in fits if each[1] >= ENOUGH_PLACES), fits[-1] if fits else None)

@@ -90,6 +90,7 @@ def tiled(
         The settings with both, and what is known of the seams.
     """
     if begun:
+        # What the run began with stands in the settings already; see `as_begun`.
         line = begun.get("plan", {}).get("seams", "")
         return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line)
     axes = len(config.sides or ()) if len(config.sides or ()) > 1 else 0
@@ -97,6 +98,7 @@ def tiled(
     if config.seam_mode == "blend":
         config = _with(config, FIXED_PATCH, FIXED_OVERLAP)
         return Tiled(config, "blended, so not exact", measured=True)
+    # If both are named, nothing is left to decide, and a network need not be searched for it.
     named = config.sides is not None and config.overlap is not None
     reach = _shipped(model, axes) if named else reach_of(model, axes)
     if reach is None:
@@ -200,6 +202,7 @@ def aligned(
     axes = zip("zyx", shape.patch, shape.overlap, zip(*factors, strict=True), strict=True)
     for name, patch, shared, along in axes:
         coarsest = math.lcm(*(factor.denominator for factor in along))
+        # Half of the overlap lies before a core, and it must be whole voxels of the coarsest head.
         least = 1 if coarsest == 1 else 2 * coarsest
         if shared % least:
             if not may_change:
@@ -282,6 +285,7 @@ def fitted(config: InferConfig, opened: Opener) -> InferConfig:
         job = _least_work(job, plain, opened)
     update = {"patch": job.config.patch, "overlap": job.config.overlap}
     plain = plain.model_copy(update=update)
+    # On a CPU the number of patches in a forward is fixed; see `CPU_FORWARD`.
     if "batch" in asked and job.devices[0].type != "cpu":
         plain = plain.model_copy(update={"batch": _fastest(plain, opened)})
     return plain
@@ -297,6 +301,7 @@ def _least_work(job: Any, config: InferConfig, opened: Opener) -> Any:
             other.plan.refuse()
             work = other.plan.patch_amplification
             less = best is None or work < _WORTH * best.plan.patch_amplification
+            # Less work does not pay for a seam that the user would not have had.
             if less and (other.tiled.exact or not exact):
                 best = other
     return best or job

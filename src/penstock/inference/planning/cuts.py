@@ -51,17 +51,22 @@ def cuts(
             part = fit_parts(geometry, facts.num_volumes, config.shared_by, least)
             yield (cut := replace(geometry, part=part))
             count = len(Parts(cut, facts.num_volumes))
+            # Each block is a part, or no way to cut gives more.
             if count < least or part == block:
                 return
+            # Next, parts of half the size, which hold less: these may not fit into the memory.
             least = 2 * count
 
 
 def _parts_of_one_process(facts: Facts, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Shapes of parts to compare: the whole volume, and smaller ones that hold fewer open blocks.
     They are not cut along z, as bricks sweep it."""
+    # One more, as the corner of the chunk grid may lie within the volume, which then begins with a
+    # cut block.
     blocks = [-(-n // u) + 1 for n, u in zip(facts.written.shape, block, strict=True)]
     while True:
         yield tuple(n * u for n, u in zip(blocks, block, strict=True))
+        # The longer one of y and x is halved, as long as it has several blocks.
         axis = 1 if blocks[1] * block[1] >= blocks[2] * block[2] else 2
         if blocks[axis] == 1:
             axis = 3 - axis
@@ -82,7 +87,7 @@ def block_shape(
         most: Most voxels of a block that is chosen here.
 
     Returns:
-        What is said, but for what lies beyond the outputs; else whole chunks, nearly a cube.
+        What is said, cut to the outputs. Without it, whole chunks that are nearly a cube.
 
     Raises:
         UsageError: What is said is not whole chunks.

@@ -61,8 +61,8 @@ class Facts:
     summed: bool
     """True if bricks of any head are added up."""
     flag_bytes: int
-    """Bytes of a voxel of a brick that say whether it is finite, for a float input, and where there
-    is sample what is inside, what reaches the limit, and what is left out."""
+    """Bytes of flags for a voxel of a brick. For a float input they say whether it is finite. With
+    a sample they also say what is inside, what reaches the limit, and what is left out."""
     write_grids: tuple[tuple[int, ...], ...]
     """Spatial write grid of each sink."""
     anchor: tuple[int, ...]
@@ -165,6 +165,7 @@ def resident_bytes() -> int:
 
 def chunks_of_brick(facts: Facts, brick: BrickShape) -> int:
     """Most chunks of the source that a brick touches."""
+    # The worst place for a brick to begin is the last voxel of a chunk.
     lengths = zip(brick.read.shape, facts.source_chunk, facts.domain.shape, strict=True)
     return math.prod(min(-(-(n - 1) // chunk) + 1, -(-all_ // chunk)) for n, chunk, all_ in lengths)
 

@@ -135,6 +135,7 @@ class Plan:
     def refuse(self) -> None:
         """Raise `Refused` if the host or a device cannot hold the job."""
         if self.memory.total > self.memory_limit:
+            # Those that a flag, or another model or input, makes smaller.
             causes = ("base", "forward", "assembly", "bricks", "writing", "decoding")
             parts = {name: getattr(self.memory, name) for name in causes}
             cure = {
@@ -242,18 +243,22 @@ def make_plan(
     plans = [plan for cut in compared for plan in _plans_of(config, facts, cut, limit)]
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
+        # It will be refused, with the fewest bytes that would do.
         return min(plans, key=lambda plan: plan.memory.total)
-    # What is decoded to count percentiles may be read again as long as it is kept.
     best = min(
         fitting,
         key=lambda plan: (
+            # A patch that is computed again counts like four that are decoded again: a judgement,
+            # which nobody has measured.
             plan.patch_amplification + plan.read_amplification / 4,
+            # Then the smallest cache; but what is decoded to count values may be read again.
             not facts.count_passes and plan.cache_bytes,
         ),
     )
     if not facts.level_bytes:
         return best
     levels = facts.level_bytes + LEVEL_VOXEL_BYTES * math.prod(best.geometry.block)
+    # Levels get what is left. What does not fit is made at the end, so it never costs a plan.
     levels = min(levels, limit - best.memory.total)
     return replace(best, memory=replace(best.memory, levels=levels))
 
@@ -272,6 +277,7 @@ def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int)
     for level in levels:
         cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
         cache = cache_bytes(facts, cached)
+        # Chunks that were decoded lie in the cache, as far as it holds them.
         decoding = max(0, plan.memory.decoding - cache)
         yield replace(
             plan,
@@ -296,11 +302,14 @@ def _count(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) ->
     computing, buffers = computing_bytes(facts, patch)
     batch_bytes = facts.batch * patch * facts.work_itemsize
     gaps = int(HEAP_GAPS * (facts.forward_bytes or 0))
+    # Whole chunks may be more than the volume.
     block = min(math.prod(geometry.block), volume)
+    # One block for each writer, and one that waits, so that no writer is idle after its block.
     waiting = min((config.writer_workers + 1) * block, volume * num_volumes)
     writing = waiting * sum(facts.block_voxel_bytes)
     if facts.summed:  # each writer converts sums to the dtype of the sink
         writing += config.writer_workers * block * facts.out_bytes
+    # TensorStore decodes chunks in threads of its own, one for each core.
     at_once = min(facts.cores, config.prep_workers * chunks_of_brick(facts, largest))
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
     there, back = resampling_bytes(facts, largest, geometry.block)

@@ -29,6 +29,8 @@ Checks = tuple[str, ...]
 """A check of a block for each output."""
 CHECKSUM = "xxh3_64"
 """The name of the checksum, which is one of the facts of a maker."""
+# Blocks are counted from a corner of the chunk grid, which may lie within the volume: then some
+# have negative numbers.
 _LINE = re.compile(rb"(\d+) (-?\d+) (-?\d+) (-?\d+)((?: [0-9a-f]{16})*)\n")
 _LOST = b"# lost "
 ENDED_TORN = "?\n"
@@ -58,6 +60,7 @@ def read_entries(
             yield named
         elif (lost := parse_line(line.removeprefix(_LOST))) is not None:
             yield lost[0], None
+        # A line that a resume has ended was cut by a kill, and its block is written again since.
         elif damaged is not None and not line.endswith(ENDED_TORN.encode()):
             damaged.append(line)
 

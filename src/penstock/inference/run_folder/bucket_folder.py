@@ -87,6 +87,7 @@ class RemoteFolder:
         self.bucket.write(name, content)
 
     def names(self, *patterns: str) -> list[str]:
+        # A store lists by what names begin with, and knows no patterns.
         return [
             name
             for pattern in patterns
@@ -141,6 +142,8 @@ class RemoteFolder:
     def close(self) -> None:
         if self._here is None:
             return
+        # These files only inform. A store that is away by now must not turn a success into an
+        # error.
         with contextlib.suppress(PenstockError, OSError):
             for file in self._here.iterdir():
                 if not is_draft(file.name):
@@ -164,6 +167,7 @@ class RemoteLog:
         self._stored = 0
         """Number of these lines that the store has."""
         self._number = 1
+        # Two, as lines are appended while an object is under way, which may take seconds.
         self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._ended = threading.Event()
         self._error: Exception | None = None
@@ -213,5 +217,6 @@ class RemoteLog:
             try:
                 self.flush()
             except PenstockError as error:
+                # One that may pass is tried again by the next round, as the lines stay.
                 if not is_transient(error):
                     self._error = error

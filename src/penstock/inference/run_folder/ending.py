@@ -29,6 +29,7 @@ class EndRequest:
             why: What asks, such as ``SIGTERM``: the subject of the sentence that is printed.
         """
         if not self.why:
+            # Before `why`, which other threads look at first.
             self._since = time.monotonic()
             self.why = why
 

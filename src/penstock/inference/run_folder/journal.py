@@ -72,6 +72,7 @@ class Journal:
         self.folder = None if place is None else folder_at(place)
         self.writer: str | None = None
         """Name of this process among several that write the run; None if it writes alone."""
+        # By way of JSON, as it is compared with what an earlier run wrote: tuples are lists there.
         self.fingerprint: dict[str, Any] = scrubbed(json.loads(json.dumps(fingerprint)))
         noted = {**(maker or {}), "checksum": CHECKSUM}
         self.maker: dict[str, Any] = json.loads(json.dumps(noted))
@@ -212,9 +213,11 @@ class Journal:
             return
         self.lock()
         assert self._log is not None
+        # Before run.json names this run: a kill in between must not leave it the blocks of another.
         self._log.begin(anew=not self.done)
         self.folder.delete(*_OF_ONE_START)
         if self.done:  # so a run is resumed
+            # Rows count their seconds from the start, so each start has a file of its own.
             self.folder.set_aside(METRICS_FILE)
         else:
             self._notes = None  # the run begins anew: forget what was read of the old logs
@@ -233,6 +236,7 @@ class Journal:
 
     def note(self, key: Key, voxels: int, checks: Sequence[str] = ()) -> None:
         """Note that a block of ``voxels`` has been written, with a check for each output."""
+        # Several threads write blocks, and `+=` is more than one step.
         with self._lock:
             self.written += 1
             self.voxels += voxels

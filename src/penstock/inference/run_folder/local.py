@@ -143,6 +143,7 @@ class LocalFolder:
     def forget(self, run: str, keys: list[Key]) -> None:
         """Take blocks off the list of a run that no process writes."""
         with contextlib.ExitStack() as held:
+            # All are locked before the first is changed: if a process still writes one, none is.
             logs = [LogFile(self.path / name) for name in self._logs(run)]
             for log in logs:
                 held.callback(log.close)
@@ -198,6 +199,7 @@ class LogFile:
         if not lock_file(self._file):
             self.close()
             raise BlockingIOError(f"{path} is another process's")
+        # Some file systems take every lock and keep none. So it is asked whether this one is seen.
         self.lacking = None if is_locked(path) else "its file system, or this system, has none"
         """The reason why the file has no lock, None if it has one."""
 

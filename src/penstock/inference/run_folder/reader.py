@@ -219,9 +219,10 @@ def _check_made_by(written: Written, content: Mapping[str, Any], folder: Folder)
 
 
 def as_begun(config: InferConfig) -> tuple[InferConfig, Mapping[str, Any]]:
-    """The settings as the run has them that a job goes on with, where they are open: patch, overlap
-    and batch, which a machine may choose, and threads, of which another number may change the last
-    bits.
+    """The settings, in which what the user leaves open is as in the run that the job goes on with.
+
+    These are patch, overlap and batch, which a machine may choose; and threads, as another number
+    may change the last bits.
 
     Args:
         config: The settings.

@@ -187,6 +187,7 @@ class _Client:
         before, startup = voxels_of(self.job.plan, self.journal.done), 0.0
         shared_by = self.job.config.workers or 1
         try:
+            # A client that goes on may find all written, and then nothing needs to be counted.
             lacks = len(self.journal.done) < self.job.plan.num_blocks
             complete = not (lacks and self.job.counts)
             while not complete and not self.request.why:  # more than 16 bits take two rounds

@@ -113,6 +113,7 @@ class KeptRun:
     def close(self, why: str, within_s: float = -1) -> None:
         """Close the log, once the share at work has written the blocks that are complete. No other
         share begins. ``within_s`` is the longest time to wait for it, if it is not negative."""
+        # Before the wait: a share that comes meanwhile opens the job anew.
         _KEPT.pop(self.order.topic, None)
         self.run.request.ask(why)
         if self.lock.acquire(timeout=within_s):
@@ -135,6 +136,7 @@ class KeptRun:
             try:
                 if not run.request.why:
                     value = share(self)
+            # A share that was cut short by the request ends so, and is no fault: see below.
             except PenstockError:
                 if not run.request.why:
                     raise
@@ -160,6 +162,8 @@ class KeptRun:
 
 
 _KEPT: dict[str, KeptRun] = {}
+# Held as a job is opened: a worker of several threads may have shares of two clients, of which one
+# was killed.
 _OPENING = threading.Lock()
 
 

@@ -69,7 +69,7 @@ def _prepare(job: Job) -> StepOutcome:
     elements = job.config.workers or 1
     with begun(job, Prepared(job.geometry.part, elements)) as (journal, lock):
         Run(job, journal, lock).open_outputs()
-        lock.hand_over()
+        lock.hand_over()  # it stays the run's until --finish
     counting = f"--statistics i/{elements} for each i, then " * job.values.counted
     return (
         f"Prepared {plural(len(job.plan.parts), 'part')} for {plural(elements, 'element')} in "
@@ -120,7 +120,7 @@ def _finish(job: Job) -> StepOutcome:
     """Check that every block is noted in a log, close the outputs, and free their lock."""
     with joined(job, None, ends=True) as (journal, lock):
         if missing := missing_parts(job.plan, journal.done):
-            lock.hand_over()
+            lock.hand_over()  # parts are still to come
             raise _lacking(job, missing)
         summary = completed(job, journal, lock, _together(job, journal), EndRequest())
     return f"Complete: all {plural(job.plan.num_blocks, 'block')} are written", summary

@@ -3,8 +3,8 @@
     block ──▶ halved ──▶ cell of the level (a chunk or shard), open until its last block ──▶ written
 
 It holds an eighth of the voxels, and all further levels are made of it. So nothing of the image has
-to be read and decoded again. What does not line up, or does not fit into the memory that the plan
-has for it, is left out here and made at the end like all other levels (`output_levels`).
+to be read and decoded again. What does not line up, or does not fit into its planned memory, is
+left out here. It is made at the end, as all other levels are (`output_levels`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class FirstLevel:
         for index in indices(self.cells.touching(part)):
             with self._lock:
                 whole = self._merge(index, part, made)
+            # Outside of the lock, as a write takes long, and nobody else has a cell that is whole.
             if whole is not None:
                 write(self.cells.cell(index), whole)
 
@@ -85,6 +86,7 @@ class FirstLevel:
         while self._held > self._most:
             oldest = next(iter(self._open))
             self._close(oldest)
+            # Noted, or the blocks that are still to come would begin the cell anew.
             self._given_up.add(oldest)
             if oldest == newest:
                 return

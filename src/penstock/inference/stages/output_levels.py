@@ -43,6 +43,7 @@ def first_levels(job: Job) -> dict[int, FirstLevel]:
     from ...data import begin_first_level
 
     config, plan = job.config, job.plan
+    # Halving a block takes its memory first; cells that are open get the rest.
     most = plan.memory.levels - LEVEL_VOXEL_BYTES * math.prod(plan.geometry.block)
     if config.levels == "none" or most <= 0:
         return {}
@@ -86,6 +87,7 @@ def completed(
     Raises:
         Incomplete: The job was asked to end.
     """
+    # The last look before the run is called complete: another run may have taken the outputs.
     patiently(job.config.retry_for, "the lock", lock.check)
     for sink in job.sinks:
         patiently(job.config.retry_for, sink.name, sink.close)

@@ -61,6 +61,7 @@ def compute(
     began = run.watch.probe.elapsed
     run.renew_queues()
     bricks = wanted_bricks(run.job, run.journal.done, numbers)
+    # Here too, as on a worker no error of a share passes the context that `entered` opened.
     with keep_traceback_in(run.journal.here):
         Pipeline(run, BrickReader(run, scalings), bricks).run(progress)
     run.seconds += run.watch.probe.elapsed - began
@@ -76,6 +77,7 @@ class Pipeline:
         self.bricks, self.writing = bricks, Writing(run)
         self.ticket = threading.Lock()
         self.tickets = [threading.Lock() for _ in self.job.devices]
+        # A brick has a place among those of its lane, and its number is that among all.
         self.places = [itertools.count() for _ in self.job.devices]
 
     def run(self, progress: Callable[[Progress], None] | None) -> None:
@@ -97,9 +99,12 @@ class Pipeline:
                 progress(self.watch.progress())
 
         self.queues.flow.join(tick)
+        # A log in a bucket holds lines back for a second. These must be stored before anybody
+        # counts.
         where = self.journal.named(LOG_FILE)
         flush = self.journal.flush
         self.watch.retries.run(self.queues.flow, "the run folder", f"write {where}", flush)
+        # The last tick may have been before the last block.
         if progress:
             progress(self.watch.progress())
 
@@ -113,6 +118,7 @@ class Pipeline:
             # Room is taken while the ticket is held. If two readers could swap, the later brick
             # might take the room that the earlier one waits for.
             with self.tickets[lane]:
+                # The bricks of all lanes come from one generator, which two threads must not enter.
                 with self.ticket:
                     brick = None if self.watch.request.why else next(self.bricks, None)
                 if brick is None:
@@ -124,6 +130,7 @@ class Pipeline:
                 loaded = self.reader.fetch(brick)
             with self.watch.stage("normalise", brick):
                 self.reader.prepare(loaded)
+            # Such a brick holds no array any more, and `_stitch` gives back nothing for it.
             if not loaded.brick.num_patches:
                 self.queues.room[lane].release(self.job.plan.brick_bytes(brick))
             self.watch.count(left_out=brick.num_patches - loaded.brick.num_patches)
@@ -134,6 +141,7 @@ class Pipeline:
         """Run one lane from its first brick to its last."""
         with self.watch.stage("forward", device, timed=False), batch_named(self.job, device):
             if device.type == "cuda":
+                # Each thread has its own current device: a model that says "cuda" means this one.
                 torch.cuda.set_device(device)
             lane = Lane(
                 device,
@@ -157,6 +165,7 @@ class Pipeline:
                 ):
                     if loaded is not None:
                         lane.transfers.upload(loaded)
+                        # The next brick is never waited for: this one must not wait with it.
                         if channel.ready and (coming := channel.get()) is not None:
                             lane.transfers.upload(coming)  # while the net works on this one
                     done = lane.push(loaded) if loaded is not None else lane.flush()
@@ -201,6 +210,8 @@ class Pipeline:
                 self.watch.count(not_finite=computed.not_finite)
                 blocks = assembly.add(computed.brick, computed.arrays())
                 while True:
+                    # Each block is timed by itself, as the thread may wait in between for room to
+                    # write.
                     with self.probe.span("stitch", computed.brick):
                         block = next(blocks, None)
                     if block is None:

@@ -85,6 +85,7 @@ class BrickReader:
             self.chunks.look(brick.volume, owned, inside, part)
 
         self.retries.run(self.flow, job.source.name, f"read {brick}", read)
+        # Axis by axis, each over what those before it have filled: so corners are filled, too.
         for axis in range(3):
             low, high = domain.start[axis], domain.stop[axis]
             if low <= hull.start[axis] and hull.stop[axis] <= high:
@@ -106,6 +107,7 @@ class BrickReader:
             return
         scalings = self.scalings.get(brick.volume) or (self._own_scaling(brick, array),)
         loaded.scalings = scalings
+        # If the source normalises, values are normalised by now, and their lower bound is 0.
         first = self.job.values.first
         lowers = np.array([0.0 if first else each.lower for each in scalings])[:, None, None]
         if array.dtype.kind != "f":
@@ -151,6 +153,7 @@ class BrickReader:
     def _own_scaling(self, brick: Brick, array: NDArray[Any]) -> Scaling:
         """Percentiles of the block and its halo."""
         config, geometry = self.job.config, self.job.geometry
+        # In this mode each block is a part, and a brick: see `planning.cuts`.
         block = geometry.needed(geometry.parts[brick.part])
         halo = block_halo(config, geometry)
         seen = block.grow(halo, halo) & geometry.domain

@@ -98,6 +98,7 @@ class Retries:
                         f"{describe(error)}; this went on for {format_seconds(self.limit_s)} and "
                         f"{plural(tries, 'attempt')} (--retry-for); run again with --resume"
                     ) from error
+                # The power is bounded: after a thousand tries it would be no float.
                 wait = min(left, random.uniform(0, min(LONGEST_S, FIRST_S * 2 ** min(tries, 10))))
                 self._note(where, error, tries, self.clock() - began + wait)
             flow.pause(wait)
@@ -110,6 +111,8 @@ class Retries:
             self.seconds += seconds
             row = {"time": time.time(), "at": str(where), "try": tries, "error": describe(error)}
             if self.rows is not None:
+                # The file only informs: a full disk must not end a job that would survive its
+                # store.
                 with suppress(OSError), self.rows.open("a+b") as rows:
                     append_line(rows, scrub(json.dumps(row)))
 

@@ -42,6 +42,7 @@ class Queues:
         self.limits = {
             "prep": bricks,
             "stitch": bricks,
+            # As many as fit into the plan's `write_budget`.
             "write-0": job.config.writer_workers + 1,
         }
         """How many items fit into each queue, by its name in the metrics."""
@@ -49,6 +50,7 @@ class Queues:
     def lengths(self) -> dict[str, float]:
         """How many items wait in each queue now."""
         return {
+            # By the names of the tool that Penstock replaces, whose plots read them.
             "prep": sum(map(len, self.loaded)),
             "stitch": len(self.computed),
             "write-0": len(self.whole),
@@ -102,6 +104,7 @@ class Run:
         with cuda_flags_kept():
             set_cuda_flags(config.tf32)
             with (
+                # Not `self.queues.lengths`: the next parts have queues of their own.
                 self.watch.sampling(lambda: self.queues.lengths(), self.queues.limits),
                 frozen_garbage(),
             ):

@@ -198,6 +198,7 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
     flow, lock, step = Flow(), threading.Lock(), pieces_of(source).step
     chunks, mask = ChunkCounter(source, job.volumes, job.config.missing), mask_of(run, number)
+    # What the plan has for bricks and blocks is free as long as values are counted.
     room = memory.total - memory.base - memory.runtime
     # Twice: the decoded chunks, and the array that they are copied to. Values inside a mask are
     # copied once more, and found by flags.
@@ -225,6 +226,7 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
 
     threads = max(1, min(job.config.prep_workers, room // held))
     flow.each("statistics", pieces, count, threads)
+    # A request to end is obeyed at once: no block is under way that could be finished.
     flow.join(lambda: watch.check(0))
 
 
@@ -284,6 +286,7 @@ class Counting:
             files = self._whole_round()
             if files is None:
                 return False
+            # Of a copy: if a file cannot be read, the next look begins with what was merged before.
             counters = deepcopy(self.counters)
             for file in files:
                 _merge(self.folder.read(file), counters)

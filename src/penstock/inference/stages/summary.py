@@ -221,18 +221,20 @@ def merged(
     written = sum(share.blocks_written for share in shares)
     cpu_seconds = sum(share.cpu_seconds for share in shares)
     chunks = [share.chunks for share in shares if share.chunks is not None]
-    rates = [share.peak_rss for share in shares if share.peak_rss is not None]
+    peaks = [share.peak_rss for share in shares if share.peak_rss is not None]
     return Summary(
         seconds=seconds,
         voxels=sum(share.voxels for share in shares),
         input_bytes=sum(share.input_bytes for share in shares),
         blocks_written=written,
+        # Two processes may have written one block, so the sum may exceed the plan.
         blocks_skipped=max(0, planned - written),
         blocks_planned=planned,
         stages=stages,
+        # As if one process had done all, so that cores in use are those of each.
         bound_by=bottleneck(stages, worked, cpu_seconds, usable_cores()),
         cpu_seconds=cpu_seconds,
-        peak_rss=max(rates, default=None),
+        peak_rss=max(peaks, default=None),
         planned_peak=max((share.planned_peak for share in shares), default=0),
         clipped=tuple(map(_added_clipped, zip(*(share.clipped for share in shares), strict=True))),
         not_finite=sum(share.not_finite for share in shares),

@@ -64,6 +64,8 @@ class Watchdog:
     @contextlib.contextmanager
     def working(self, stage: str, where: object) -> Iterator[None]:
         """Watch a piece of work of this thread, instead of the larger one that it is part of."""
+        # Without a lock, as each thread has an entry of its own. `forget` may take the dict away
+        # meanwhile, so it is held here.
         thread, works = threading.get_ident(), self._works
         outer = works.get(thread)
         works[thread] = _Work(stage, where, self.clock())
@@ -147,6 +149,7 @@ class Watch:
             rows = config.metrics_json.with_suffix(".jsonl")
         self._cpu_before = _cpu_seconds()
         with contextlib.ExitStack() as stack:
+            # What is entered last ends first: rows end, are exported, and then count as whole.
             stack.callback(self.probe.close)
             if rows is not None:
                 self._sampler = Sampler(
@@ -207,6 +210,7 @@ class Watch:
         done = min(patches, self._counts["done"] + self._counts["left_out"])
         share = done / self.job.plan.num_patches
         return Progress(
+            # At the end the estimate may differ from what was counted.
             patches if self.journal.written == blocks else done,
             patches,
             self.journal.written,

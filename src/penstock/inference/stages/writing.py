@@ -66,6 +66,7 @@ class Writing:
         if self.job.sample is not None:
             self.watch.count(filled=int(np.count_nonzero(block.arrays[-1])))
             self.pool.give(block.arrays[-1])
+        # One line for all outputs: a block is done once each of them has it.
         journal = self.run.journal
         where = f"block {block.index} {block.box}, noting it in {journal.named(LOG_FILE)}"
         note = self.watch.probe.span("note", block.index)

@@ -20,8 +20,8 @@ from ...models import Reach
 _SIDES = {2: (256, 1024), 3: (48, 192)}
 """The least and the largest side of a patch that is chosen, by the number of axes."""
 _CORE = {2: 512, 3: 128}
-"""The side of a core that is liked best: a chunk of a volume. Larger patches pay to the kernel for
-their memory, smaller ones for their context."""
+"""The side of a core that is liked best: a chunk of a volume. Larger patches cost time in the
+operating system, which maps their memory; smaller ones compute more context."""
 _FLAT = {2: (512, 512), 3: (8, 512, 512)}
 """The patch of a network that sees one voxel: as many voxels as the core, in long rows."""
 _MORE = 1.05

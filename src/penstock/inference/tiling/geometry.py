@@ -45,6 +45,8 @@ class PatchRow:
         that are ``blended`` contribute to all that they read, others to what they own."""
         ends = self.begins + self.patch if blended else self.edges[1:]
         starts = self.begins if blended else self.edges[:-1]
+        # From the first that ends behind the start, to the first that begins no earlier than the
+        # stop.
         return np.searchsorted(ends, start, side="right"), np.searchsorted(starts, stop)
 
     def neighbours(self, index: int) -> tuple[int, ...]:
@@ -53,6 +55,7 @@ class PatchRow:
         return tuple(near[np.abs(near) < self.patch].tolist())
 
 
+# Kept, as each patch asks for the rows of all axes to know where it lies.
 @lru_cache(maxsize=64)
 def patches_in_row(
     steps: Steps, domain: tuple[int, int], inner: tuple[int, int], patch: int, overlap: int
@@ -72,18 +75,22 @@ def patches_in_row(
     """
     low, high = domain
     if steps in ("context", "inset"):
+        # So many patches cover as many strides, and an overlap.
         first, count = low, -(-max(1, high - low - overlap) // (patch - overlap))
         if steps == "context":
             first, count = low - overlap // 2, -(-(high - low) // (patch - overlap))
         begins = first + (patch - overlap) * np.arange(count)
     else:
         begins = inner[0] + _within(steps, inner[1] - inner[0], patch, overlap)
+        # Patches that end with `inner` leave the rest of the volume uncovered. As many as it takes
+        # follow on both sides, edge to edge.
         before = max(0, -(-(int(begins[0]) - low) // patch))
         after = max(0, -(-(high - int(begins[-1])) // patch) - 1)
         begins = np.concatenate([
             begins[0] - patch * np.arange(before, 0, -1), begins,
             begins[-1] + patch * np.arange(1, after + 1),
         ])  # fmt: skip
+    # Neighbours meet in the middle of what they share.
     middles = begins[1:] + (begins[:-1] + patch - begins[1:]) // 2
     return PatchRow(patch, begins, np.concatenate([[low], middles, [high]]))
 
@@ -92,6 +99,7 @@ def _within(steps: Steps, length: int, patch: int, overlap: int) -> Ints:
     """Where patches begin that end with the volume."""
     stride, rest = patch - overlap, length - patch
     if rest <= 0:
+        # One patch, with the volume in its middle; an odd voxel lies behind it.
         return np.array([-(-rest // 2)])
     if steps == "moved":
         return np.minimum(stride * np.arange(-(-rest // stride) + 1), rest)
@@ -355,6 +363,7 @@ def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:
     if config.halo is not None:
         halo = per_axis(config.halo, plane=False, thin=0)
     elif config.seam_mode == "blend":
+        # The default of the tool that Penstock replaces: its command lines expect such percentiles.
         halo = tuple(max(1, min(8, p // 8)) for p in geometry.patch)
     else:
         halo = geometry.before if config.trim_voxels is None else (config.trim_voxels,) * 3

@@ -140,6 +140,8 @@ def _cuts(geometry: Geometry, axis: int) -> list[_AxisCut]:
     """Ways to cut an axis into 1, 2, 3, 4, 6, 8 ... pieces of whole blocks. Only the last piece may
     be shorter."""
     blocks = geometry.blocks.cells.shape[axis]
+    # Few counts, as all ways to cut the three axes are compared. From 2 on, the next count is at
+    # most half as many again.
     counts = {1, 2, 3, *(k * 2**i for i in range(1, 12) for k in (2, 3)), blocks}
     steps = {-(-blocks // count) for count in counts if count <= blocks}
     cuts = []

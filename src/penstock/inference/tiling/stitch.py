@@ -37,8 +37,10 @@ def window(
     if sliding.window == "constant":
         return ramp
     if overlap:
+        # Squared, as the rise of a patch and the fall of its neighbour then add up to one.
         rise = np.sin(np.pi * (np.arange(overlap) + 0.5) / (2 * overlap)) ** 2
         ramp[:overlap] = rise
+        # Both may lie on one voxel, if the overlap is more than half of the patch.
         ramp[-overlap:] = np.minimum(ramp[-overlap:], rise[::-1])
     return np.maximum(ramp, floor)
 
@@ -162,5 +164,7 @@ class Assembly:
             part, reach = along.part, along.reach
             stop = np.minimum(reach.stop, box.stop[axis])
             covered = stop - np.maximum(reach.start, box.start[axis])
+            # Bricks of another part may reach into the block, too. What they would add is computed
+            # again by those of its own part.
             total *= int(covered[part == cell - first].clip(0).sum())
         return total

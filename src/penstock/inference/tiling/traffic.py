@@ -109,6 +109,7 @@ def reads(
     voxels = math.prod(int((again if a < 3 - kept else once)[a].sum()) for a in range(3))
     extents = [int(lengths.max()) for lengths in once]
     deepest = largest_brick(geometry).read.shape
+    # A brick may begin and end within a chunk, which is decoded whole.
     deep = [min(n, d + 2 * (c - 1)) for n, d, c in zip(extents, deepest, chunk, strict=True)]
     held = {"layer": deep[0] * extents[1] * extents[2], "row": deep[0] * deep[1] * extents[2]}
     return held.get(level, 0), voxels
@@ -200,6 +201,7 @@ def bricks_along(geometry: Geometry, axis: int) -> Bricks:
     first = patches.start // per_brick
     count = -(-patches.stop // per_brick) - first
     part = np.repeat(np.arange(len(count)), count)
+    # The bricks of each part are numbered from its first one on, in the grid of the whole axis.
     number = np.arange(len(part)) + (first - np.cumsum(count) + count)[part]
     patches = Spans(
         np.maximum(number * per_brick, patches.start[part]),

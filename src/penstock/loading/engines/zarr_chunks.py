@@ -214,6 +214,7 @@ def _promised(codec: Any, data: Any) -> int | None:
         return _check_blosc(stored)
     if codec.codec_id == "lz4":  # numcodecs puts the length before the block
         return int.from_bytes(stored[:4].tobytes(), "little")
+    # No header of a frame is longer.
     return _zstd_length(stored[:18].tobytes())
 
 
@@ -239,6 +240,7 @@ def _zstd_length(head: bytes) -> int | None:
     start = 5 + (not one_segment) + (0, 1, 2, 4)[dictionary]
     width = (one_segment, 2, 4, 8)[size]
     length = int.from_bytes(head[start : start + width], "little")
+    # Two bytes count from 256, as a single byte holds the numbers below.
     return (length + 256 if width == 2 else length) if width else None
 
 

@@ -160,6 +160,7 @@ class Objective:
             wanted = one_hot * valid
         axes = [axis for axis in range(ours.ndim) if axis != 1]
         both, each = (ours * wanted).sum(axes), ours.sum(axes) + wanted.sum(axes)
+        # One more above and below: a channel that neither has is right, and divides by no 0.
         return (1 - (2 * both + 1) / (each + 1)).mean()
 
     def _of_sample(self, made: Tensor, target: Tensor, given: Tensor | None) -> Answer:
