@@ -96,7 +96,7 @@ def test_the_command_says_what_is_missing(tmp_path, capsys) -> None:
     assert main([*command, "--scene_id", "b"]) == 2
     assert "--scene-id b: there is no such scene" in capsys.readouterr().err
     assert main([*command, "--shore_root", str(tmp_path)]) == 2
-    assert "a_shoreline.npy: No such file" in capsys.readouterr().err
+    assert "a_shoreline.npy cannot be read: No such file" in capsys.readouterr().err
     assert main([*command[:-1], str(tmp_path / "none.csv")]) == 2
     assert "none.csv cannot be read: No such file" in capsys.readouterr().err
 

@@ -125,6 +125,27 @@ def describe(error: BaseException) -> str:
 
 
 @contextmanager
+def as_usage_error(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """A context in which an error of others is a `UsageError`.
+
+    Args:
+        what: The sentence without the reason, such as ``OUT.csv cannot be written``.
+        kinds: The errors that are meant; none stands for all.
+
+    Raises:
+        UsageError: An error was raised; the message ends with its reason.
+    """
+    meant: tuple[type[Exception], ...] = kinds or (Exception,)
+    try:
+        yield
+    except UsageError:
+        raise
+    except meant as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(f"{what}: {reason or describe(error)}") from error
+
+
+@contextmanager
 def well_formed(what: str, *others: type[Exception]) -> Iterator[None]:
     """A context in which content that lacks members, or has others, is a `UsageError`.
 

@@ -40,7 +40,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import UsageError, describe, write_json
+from ..base import UsageError, describe, system_errors, write_json
 from .environment import machine_and_commit
 from .machine import Answer, Nvml, Pair, Processes, TelemetryRow, ThisMachine, Usage
 from .spans import Clock
@@ -199,14 +199,12 @@ class Sampler:
             "cpu_count": os.cpu_count(),
             **machine_and_commit(),
         }
-        try:
+        with system_errors(f"metrics cannot be written to {self._path}"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a row is one call to the system, so a kill leaves it whole or absent,
             # and a forked child holds no copy of half a row.
             self._file = self._path.open("wb", buffering=0)
             self._file.write(_line(header))
-        except OSError as error:
-            raise UsageError(f"metrics cannot be written to {self._path}: {error}") from error
         self._started = self._clock()
 
     def sample(self) -> TelemetryRow:

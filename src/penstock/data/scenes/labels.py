@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import UsageError, describe, from_cell, to_cell
+from ...base import UsageError, as_usage_error, from_cell, system_errors, to_cell
 from .objects import NO, UNKNOWN, YES, Objects
 
 CONFIDENCE = ("LOW", "MEDIUM", "HIGH")
@@ -112,24 +112,23 @@ def _parsed(
 ) -> Iterator[dict[str, Any]]:
     """Each row of a CSV, which has all ``needed`` columns, as `parse` makes it of line and cells.
     A `ValueError` of it is a `UsageError` that names the line."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            names = reader.fieldnames or ()
-            if lacking := [name for name in needed if name not in names]:
-                raise UsageError(f"{where} has no column {lacking[0]}")
-            if twice := [name for name in names if name and names.count(name) > 1]:
-                raise UsageError(f"{where} has two columns {twice[0]}")
-            for row in reader:
-                try:
-                    parsed = parse(reader.line_num, row)
-                except ValueError as error:
-                    raise UsageError(f"{where} line {reader.line_num}: {error}") from None
-                yield parsed
-    except OSError as error:
-        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{where} is not a CSV: {describe(error)}") from error
+    with (
+        as_usage_error(f"{where} is not a CSV", UnicodeDecodeError, csv.Error),
+        system_errors(f"{where} cannot be read"),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.DictReader(file, restval="")
+        names = reader.fieldnames or ()
+        if lacking := [name for name in needed if name not in names]:
+            raise UsageError(f"{where} has no column {lacking[0]}")
+        if twice := [name for name in names if name and names.count(name) > 1]:
+            raise UsageError(f"{where} has two columns {twice[0]}")
+        for row in reader:
+            try:
+                parsed = parse(reader.line_num, row)
+            except ValueError as error:
+                raise UsageError(f"{where} line {reader.line_num}: {error}") from None
+            yield parsed
 
 
 def _scene(cells: Mapping[str, str]) -> str:

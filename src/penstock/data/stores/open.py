@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, blaming, parsed_json, scrub, system_errors
+from ...base import UsageError, as_usage_error, blaming, parsed_json, scrub, system_errors
 from ..box import Box
 from ..levels import Rule
 from . import in_memory as memory
@@ -268,10 +268,8 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
 
 
 def _parse_json(text: str, where: str) -> dict[str, Any]:
-    try:
+    with as_usage_error(f"{where}: not valid JSON", ValueError):
         parsed = parsed_json(text)
-    except ValueError as error:
-        raise UsageError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise UsageError(f"{where}: expected a JSON object, got {type(parsed).__name__}")
     if "driver" not in parsed:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ...base import describe, require
+from ...base import as_usage_error, require
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe
 from ..user_code import find_reference
@@ -83,10 +83,9 @@ def _described(parcel: Parcel) -> Any:
     """The description of the model in its newest format."""
     spec = require("bioimageio.spec", "bioimageio")
     (file, *_) = (parcel.folder / name for name in _NAMES if (parcel.folder / name).is_file())
-    try:
+    # It raises errors of many types.
+    with as_usage_error(f"--model {parcel.path}: bioimageio.spec cannot read it"):
         described = spec.load_description(file, format_version="latest", perform_io_checks=False)
-    except Exception as error:  # of many types, for what it cannot read
-        raise parcel.refuse(f"bioimageio.spec cannot read it: {describe(error)}") from error
     if isinstance(described, spec.InvalidDescr) or not hasattr(described, "weights"):
         # The format that it is written in comes first, then the newest.
         checks = getattr(described, "validation_summary", None)
@@ -186,10 +185,8 @@ def _module(parcel: Parcel, weights: Any) -> nn.Module:
         return _of_file(parcel, state)
     if script is not None:
         parcel.needs_trust("its TorchScript")
-        try:
+        with as_usage_error(f"--model {parcel.path}: its TorchScript is damaged", RuntimeError):
             return torch.jit.load(str(_checked(parcel, script)), map_location="cpu")
-        except RuntimeError as error:
-            raise parcel.refuse(f"its TorchScript is damaged: {describe(error)}") from error
     there = [name for name, value in weights if value is not None]
     if not there:
         raise parcel.refuse("it has no weights")
@@ -214,10 +211,9 @@ def _of_file(parcel: Parcel, state: Any) -> nn.Module:
 
 
 def _with_weights(parcel: Parcel, make: Callable[..., nn.Module], state: Any) -> nn.Module:
-    try:
+    # The package's code may raise anything.
+    with as_usage_error(f"--model {parcel.path}: its network could not be made"):
         module = make(**state.architecture.kwargs)
-    except Exception as error:  # of the package's code
-        raise parcel.refuse(f"its network could not be made: {describe(error)}") from error
     load_weights(module, str(state.architecture.callable), _checked(parcel, state), "--model")
     return module
 
@@ -230,14 +226,13 @@ class OnnxNet(nn.Module):
         runtime = require("onnxruntime", "bioimageio")
         content = file.read_bytes()
         self.hash = hashlib.sha256(content).hexdigest()
-        try:
+        # The errors of onnxruntime are of many types.
+        with as_usage_error(f"--model {parcel.path}: {file.name} is no ONNX network"):
             options = runtime.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()
             self._session = runtime.InferenceSession(
                 content, options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # of onnxruntime, for a damaged file
-            raise parcel.refuse(f"{file.name} is no ONNX network: {describe(error)}") from error
         self._input = self._session.get_inputs()[0].name
 
     def forward(self, x: Tensor) -> Any:
@@ -270,10 +265,8 @@ def _tensor(parcel: Parcel, described: Any) -> NDArray[Any]:
     if described is None:
         raise parcel.refuse("it has no test tensors")
     file = _checked(parcel, described)
-    try:
+    with as_usage_error(f"--model {parcel.path}: a test tensor is damaged", ValueError, OSError):
         return np.load(file, allow_pickle=False)
-    except (ValueError, OSError) as error:
-        raise parcel.refuse(f"a test tensor is damaged: {describe(error)}") from error
 
 
 def _ours(array: NDArray[Any], order: str) -> NDArray[Any]:
