@@ -55,5 +55,5 @@ def test_a_damaged_document_is_one_sentence(tmp_path) -> None:
     (tmp_path / "dataset.json").write_text(
         '{"format": "penstock-packed", "version": 1, "arrays": 3}'
     )
-    with pytest.raises(UsageError, match="malformed: Attribute"):
+    with pytest.raises(UsageError, match="malformed: 'int' object"):
         Loader(tmp_path, batch_size=2)

@@ -23,7 +23,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType, ModuleType
 
 DISTRIBUTION = "penstock-dl"
@@ -138,32 +138,27 @@ def as_usage_error(what: str, *kinds: type[Exception]) -> Iterator[None]:
     meant: tuple[type[Exception], ...] = kinds or (Exception,)
     try:
         yield
-    except UsageError:
+    except (PenstockError, MemoryError):
         raise
     except meant as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise UsageError(f"{what}: {reason or describe(error)}") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else describe(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        raise UsageError(f"{what}: {reason}") from error
 
 
-@contextmanager
-def well_formed(what: str, *others: type[Exception]) -> Iterator[None]:
-    """A context in which content that lacks members, or has others, is a `UsageError`.
+def well_formed(what: str, *others: type[Exception]) -> AbstractContextManager[None]:
+    """The context `as_usage_error` of content that lacks members, or has others.
 
     Args:
         what: The sentence without the reason.
         others: Further errors that a reader of the content raises.
 
-    Raises:
-        UsageError: The content is not as its reader takes it.
+    Returns:
+        The context.
     """
     usual = (KeyError, IndexError, TypeError, AttributeError, ValueError)
-    wrong: tuple[type[Exception], ...] = (*usual, *others)
-    try:
-        yield
-    except UsageError:
-        raise
-    except wrong as error:
-        raise UsageError(f"{what}: {type(error).__name__}: {describe(error)}") from error
+    return as_usage_error(what, *usual, *others)
 
 
 _NOT_THE_USERS = frozenset({"penstock", "torch", "numpy"})

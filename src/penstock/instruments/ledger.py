@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from ..base import (
     UsageError,
+    as_usage_error,
     csv_text,
-    describe,
     lock_file,
     system_errors,
     to_cell,
@@ -87,13 +87,10 @@ def read_ledger(path: Path) -> list[Record]:
     """
     path = Path(path)
     path = path / LEDGER_FILE if path.is_dir() else path
-    try:
+    with as_usage_error(f"the ledger {path} cannot be read", OSError, EOFError, zlib.error):
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or describe(error)
-        raise UsageError(f"the ledger {path} cannot be read: {why}") from error
     *lines, rest = content.split(b"\n")
     if lines and not lines[0].startswith(b"{"):
         raise UsageError(f"{path} is not a ledger: it begins with {lines[0][:40]!r}")

@@ -27,7 +27,6 @@ from .protocols import (
     check_dtype,
     file_stamp,
     is_file,
-    readable,
     suffix_of,
 )
 from .sliced import Asked, SlicedSource
@@ -127,7 +126,7 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
         raise UsageError(f"{asked.where}: {form.title}s are read from this machine; copy it here")
     if form is not PLANES and not (remote or is_file(files[0], asked.where)):
         raise UsageError(f"{asked.where}: no such file")
-    with readable(form.title, asked.where):
+    with as_usage_error(f"{asked.where}: not a readable {form.title}"):
         opened = import_module(f".{form.room}", __package__).open_array(asked, cache_bytes)
     folder = files[0].parent if asked.files else asked.file
     address = asked.path if remote else str(folder.resolve())
