@@ -156,18 +156,14 @@ class Sampler:
         self._file: FileIO | None = None
         self._before: TelemetryReading | None = None
         self._next_pss = 0.0
-        self._peak_rss: int | None = None
+        self.peak_rss: int | None = None
+        """The most bytes that the process tree was seen to hold; None before the first reading."""
         self._faults: dict[str, str] = {}
         """The first failure of each reading, by the name of the reading."""
         self._unsaid: list[str] = []
         self._torn = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-
-    @property
-    def peak_rss(self) -> int | None:
-        """The most bytes that the process tree was seen to hold; None before the first reading."""
-        return self._peak_rss
 
     def start(self) -> None:
         """Write the header, and a row now and after every interval."""
@@ -221,7 +217,7 @@ class Sampler:
         row |= rates(self._before, reading) | _held(reading.processes)
         self._before = reading
         if row["rss_bytes"] is not None:
-            self._peak_rss = max(row["rss_bytes"], self._peak_rss or 0)
+            self.peak_rss = max(row["rss_bytes"], self.peak_rss or 0)
         row["pss_bytes"] = None
         if t >= self._next_pss:
             self._next_pss = t + PSS_EVERY_S

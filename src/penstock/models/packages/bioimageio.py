@@ -142,7 +142,7 @@ def _normalisation(parcel: Parcel, given: Any, channels: int) -> Any:
     chain = Chain(parcel, channels)
     for step in given.preprocessing:
         chain.add(str(step.id), step.kwargs)
-    return chain.normalisation
+    return tuple(chain.each)
 
 
 def _heads(parcel: Parcel, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe], str | None]:
@@ -290,12 +290,8 @@ class Chain:
 
     def __init__(self, parcel: Parcel, channels: int) -> None:
         self._parcel, self._channels = parcel, channels
-        self._each = [Normalisation()]
-
-    @property
-    def normalisation(self) -> tuple[Normalisation, ...]:
+        self.each = [Normalisation()]
         """One for all channels together, or one for each."""
-        return tuple(self._each)
 
     def add(self, name: str, values: Any) -> None:
         """Add a step of bioimage.io.
@@ -328,21 +324,21 @@ class Chain:
 
     def count(self, what: Any, lower: float, upper: float, values: Any) -> None:
         """Normalise by numbers of the data."""
-        if self._each != [Normalisation()]:
+        if self.each != [Normalisation()]:
             raise self._parcel.refuse(
                 "a step that counts numbers of its input comes after another, which is not done"
             )
         how = Normalisation(what, lower, upper, added=float(values.eps))
         axes = values.axes
         together = axes is None or "channel" in axes or self._channels == 1
-        self._each = [how] if together else [how] * self._channels
+        self.each = [how] if together else [how] * self._channels
 
     def affine(self, lowers: ArrayLike, scales: ArrayLike) -> None:
         """Subtract numbers and divide by others, each one for all channels or one a channel."""
         numbers = np.stack(np.broadcast_arrays(lowers, scales), axis=-1).reshape(-1, 2).tolist()
-        size = max(len(numbers), len(self._each))
-        each, numbers = ([*some] * (size // len(some)) for some in (self._each, numbers))
-        self._each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
+        size = max(len(numbers), len(self.each))
+        each, numbers = ([*some] * (size // len(some)) for some in (self.each, numbers))
+        self.each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
 
     def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
         if how.counts is not None and (lower, scale) != (0.0, 1.0):
@@ -358,8 +354,8 @@ class Chain:
 
     def clip(self, low: float, high: float) -> None:
         """Clip what the steps so far have made."""
-        self._each = [
+        self.each = [
             replace(how, clip=(max(low, how.clip[0]), min(high, how.clip[1])) if how.clip else
                     (float(low), float(high)))
-            for how in self._each
+            for how in self.each
         ]  # fmt: skip
