@@ -47,7 +47,7 @@ def test_predictions_come_back(tmp_path) -> None:
         (f"{HEADER}\nnan,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row is 'nan', no number"),
         (
             f"{HEADER}\n1,-2,a,True,,,1,HIGH\n",
-            "line 2: detect_scene_column is '-2', which is outside of any scene",
+            "line 2: detect_scene_column is '-2', below 0",
         ),
         (f"{HEADER}\n1,2,,True,,,1,HIGH\n", "line 2: scene_id is empty"),
         (f"{HEADER}\nnorth,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row is 'north', no number"),

@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType, ModuleType
+from typing import Any
 
 DISTRIBUTION = "penstock-dl"
 """The name of this package for pip; the index knows another project as ``penstock``."""
@@ -159,6 +160,25 @@ def well_formed(what: str, *others: type[Exception]) -> AbstractContextManager[N
     """
     usual = (KeyError, IndexError, TypeError, AttributeError, ValueError)
     return as_usage_error(what, *usual, *others)
+
+
+def check_equal(what: str, values: Mapping[str, Any]) -> None:
+    """Check that all values are equal.
+
+    Args:
+        what: What the values are, in the plural.
+        values: The values by the names of their owners.
+
+    Raises:
+        UsageError: They are not; the message lists them.
+
+    >>> check_equal("the numbers of samples", {"inputs": 5, "targets": 4})
+    Traceback (most recent call last):
+    penstock.base.errors.UsageError: the numbers of samples differ: inputs 5, targets 4
+    """
+    if len(set(values.values())) > 1:
+        each = ", ".join(f"{name} {value}" for name, value in values.items())
+        raise UsageError(f"{what} differ: {each}")
 
 
 _NOT_THE_USERS = frozenset({"penstock", "torch", "numpy"})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, as_usage_error, parsed_json, system_errors, well_formed
+from ...base import UsageError, as_usage_error, check_equal, parsed_json, system_errors, well_formed
 from ..stores.ome_levels import array_below
 
 FORMAT, VERSION = "penstock-packed", 1
@@ -207,9 +207,7 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
     lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
     lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
     lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}
-    if len(set(lengths.values())) > 1:
-        numbers = ", ".join(f"{what} {count}" for what, count in lengths.items())
-        raise UsageError(f"{where}: the numbers of samples differ: {numbers}")
+    check_equal(f"{where}: the numbers of samples", lengths)
     return Packed(root, arrays, ids, checks, document)
 
 

@@ -89,7 +89,9 @@ def _label(line: int, cells: Mapping[str, str]) -> dict[str, Any]:
         return {"scene": scene, "points": None}
     return {
         "scene": scene,
-        "points": [_place(cells, "detect_scene_row"), _place(cells, "detect_scene_column")],
+        "points": [
+            _number(cells, name, least=0) for name in ("detect_scene_row", "detect_scene_column")
+        ],
         "is_vessel": _ternary(cells, "is_vessel"),
         "is_fishing": _ternary(cells, "is_fishing"),
         "length_m": _measure(cells, "vessel_length_m"),
@@ -145,30 +147,22 @@ def _ternary(cells: Mapping[str, str], name: str) -> int:
     return value
 
 
-def _place(cells: Mapping[str, str], name: str) -> float:
-    number = _number(cells, name)
-    if number < 0:
-        raise ValueError(f"{name} is {cells[name]!r}, which is outside of any scene")
-    return number
-
-
 def _measure(cells: Mapping[str, str], name: str) -> float:
     """Metres or kilometres or a score, NaN where the cell is empty."""
     if cells.get(name, "").strip().lower() in ("", "nan"):
         return math.nan
-    number = _number(cells, name)
-    if number < 0:
-        raise ValueError(f"{name} is {cells[name]!r}, below 0")
-    return number
+    return _number(cells, name, least=0)
 
 
-def _number(cells: Mapping[str, str], name: str) -> float:
+def _number(cells: Mapping[str, str], name: str, least: float = -math.inf) -> float:
     try:
         number = float(cells[name])
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"{name} is {cells[name].strip()!r}, no number")
+    if number < least:
+        raise ValueError(f"{name} is {cells[name]!r}, below {least}")
     return number
 
 
