@@ -47,7 +47,7 @@ def test_predictions_come_back(tmp_path) -> None:
         (f"{HEADER}\nnan,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row is 'nan', no number"),
         (
             f"{HEADER}\n1,-2,a,True,,,1,HIGH\n",
-            "line 2: detect_scene_column is '-2', which is outside of any scene",
+            "line 2: detect_scene_column is '-2', below 0",
         ),
         (f"{HEADER}\n1,2,,True,,,1,HIGH\n", "line 2: scene_id is empty"),
         (f"{HEADER}\nnorth,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row is 'north', no number"),
@@ -96,7 +96,7 @@ def test_the_command_says_what_is_missing(tmp_path, capsys) -> None:
     assert main([*command, "--scene_id", "b"]) == 2
     assert "--scene-id b: there is no such scene" in capsys.readouterr().err
     assert main([*command, "--shore_root", str(tmp_path)]) == 2
-    assert "a_shoreline.npy: No such file" in capsys.readouterr().err
+    assert "a_shoreline.npy cannot be read: No such file" in capsys.readouterr().err
     assert main([*command[:-1], str(tmp_path / "none.csv")]) == 2
     assert "none.csv cannot be read: No such file" in capsys.readouterr().err
 

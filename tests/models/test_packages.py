@@ -219,7 +219,7 @@ def test_steps_of_an_input_become_one_normalisation(tmp_path) -> None:
     chain.add("clip", Step(min=10.0, max=90.0))
     chain.add("fixed_zero_mean_unit_variance", Step(mean=40.0, std=8.0))
     values = np.arange(0, 100, 7.0)
-    for how, gain in zip(chain.normalisation, (2.0, 0.5), strict=True):
+    for how, gain in zip(chain.each, (2.0, 0.5), strict=True):
         scaling = how.of_array(values)
         wanted = ((values * gain + 3).clip(10, 90) - 40) / 8
         np.testing.assert_allclose(scaling.applied(values), wanted)

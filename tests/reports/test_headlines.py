@@ -25,7 +25,7 @@ def ladder(*seconds: float, launches: int = 5, threads: int = 2) -> list[Record]
 
 def queued(read: float, *, iterations: int = 30) -> list[Record]:
     """Reading alone, and a queue of 8 beside a step of a second, as the model foresees them."""
-    alone, beside = QueueModel(1, 8, read, 0.0), QueueModel(1, 8, read, 1.0)
+    alone, beside = QueueModel(8, read, 0.0), QueueModel(8, read, 1.0)
     course = simulate(alone, iterations)
     none = {"compute": "none", "compute_time": 0.0}
     return [

@@ -25,12 +25,12 @@ def run(
     for number in range(launches):
         alone = {"compute": "none", "compute_time": 0.0}
         for workers, queue in ((0, 0), (1, 8)):
-            course = simulate(QueueModel(workers, queue, read, 0.0), 30)
+            course = simulate(QueueModel(queue if workers else 0, read, 0.0), 30)
             yield record(course, number, workers=workers, queue=queue, **alone)
-        feed = QueueModel(0, 0, read * slow, 1.0)
+        feed = QueueModel(0, read * slow, 1.0)
         yield record(simulate(feed, 30), number, workers=0, queue=0)
         for queue in queues:
-            feed = QueueModel(1, queue, read * slow, 1.0)
+            feed = QueueModel(queue, read * slow, 1.0)
             yield record(simulate(feed, 30), number, queue=queue)
 
 
@@ -139,7 +139,7 @@ def test_readings_alone_are_a_page_of_their_own(tmp_path) -> None:
     """What ``tune loader`` leaves."""
     ledger = tmp_path / "tuned.jsonl"
     readings = [
-        record(simulate(QueueModel(1, 4, 0.5, 0.0), 12), number, workers=workers,
+        record(simulate(QueueModel(4, 0.5, 0.0), 12), number, workers=workers,
                compute="none", compute_time=0.0)
         for number in range(2) for workers in (1, 2)
     ]  # fmt: skip

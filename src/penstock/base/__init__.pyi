@@ -80,6 +80,8 @@ from .errors import StoreFull as StoreFull
 from .errors import Undecided as Undecided
 from .errors import UsageError as UsageError
 from .errors import absent as absent
+from .errors import as_usage_error as as_usage_error
+from .errors import check_equal as check_equal
 from .errors import describe as describe
 from .errors import missing as missing
 from .errors import require as require

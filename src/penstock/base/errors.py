@@ -23,8 +23,9 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType, ModuleType
+from typing import Any
 
 DISTRIBUTION = "penstock-dl"
 """The name of this package for pip; the index knows another project as ``penstock``."""
@@ -125,24 +126,59 @@ def describe(error: BaseException) -> str:
 
 
 @contextmanager
-def well_formed(what: str, *others: type[Exception]) -> Iterator[None]:
-    """A context in which content that lacks members, or has others, is a `UsageError`.
+def as_usage_error(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """A context in which an error of others is a `UsageError`.
+
+    Args:
+        what: The sentence without the reason, such as ``OUT.csv cannot be written``.
+        kinds: The errors that are meant; none stands for all.
+
+    Raises:
+        UsageError: An error was raised; the message ends with its reason.
+    """
+    meant: tuple[type[Exception], ...] = kinds or (Exception,)
+    try:
+        yield
+    except (PenstockError, MemoryError):
+        raise
+    except meant as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else describe(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        raise UsageError(f"{what}: {reason}") from error
+
+
+def well_formed(what: str, *others: type[Exception]) -> AbstractContextManager[None]:
+    """The context `as_usage_error` of content that lacks members, or has others.
 
     Args:
         what: The sentence without the reason.
         others: Further errors that a reader of the content raises.
 
-    Raises:
-        UsageError: The content is not as its reader takes it.
+    Returns:
+        The context.
     """
     usual = (KeyError, IndexError, TypeError, AttributeError, ValueError)
-    wrong: tuple[type[Exception], ...] = (*usual, *others)
-    try:
-        yield
-    except UsageError:
-        raise
-    except wrong as error:
-        raise UsageError(f"{what}: {type(error).__name__}: {describe(error)}") from error
+    return as_usage_error(what, *usual, *others)
+
+
+def check_equal(what: str, values: Mapping[str, Any]) -> None:
+    """Check that all values are equal.
+
+    Args:
+        what: What the values are, in the plural.
+        values: The values by the names of their owners.
+
+    Raises:
+        UsageError: They are not; the message lists them.
+
+    >>> check_equal("the numbers of samples", {"inputs": 5, "targets": 4})
+    Traceback (most recent call last):
+    penstock.base.errors.UsageError: the numbers of samples differ: inputs 5, targets 4
+    """
+    if len(set(values.values())) > 1:
+        each = ", ".join(f"{name} {value}" for name, value in values.items())
+        raise UsageError(f"{what} differ: {each}")
 
 
 _NOT_THE_USERS = frozenset({"penstock", "torch", "numpy"})

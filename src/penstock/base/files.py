@@ -11,11 +11,11 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import UsageError, describe
+from .errors import UsageError, as_usage_error, describe
 
 try:
     import fcntl
@@ -307,12 +307,8 @@ def read_json(path: Path) -> Any:
     Raises:
         UsageError: The file cannot be read, or is not JSON.
     """
-    try:
+    with as_usage_error(f"{path} is not JSON", ValueError), system_errors(f"{path} cannot be read"):
         return parsed_json(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {describe(error)}") from error
 
 
 def append_line(file: IO[bytes], line: str) -> None:
@@ -331,23 +327,10 @@ def append_line(file: IO[bytes], line: str) -> None:
     file.write(b"\n" * torn + line.encode() + b"\n")
 
 
-@contextmanager
-def system_errors(what: str) -> Iterator[None]:
-    """Turn an `OSError` of the block into a `UsageError`.
-
-    Args:
-        what: The beginning of the message, such as ``OUT.csv cannot be written``.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UsageError: An `OSError` was raised; the message ends with its reason.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{what}: {error.strerror}") from error
+def system_errors(what: str) -> AbstractContextManager[None]:
+    """The context `as_usage_error` of an `OSError`; ``what`` is such as ``OUT.csv cannot be
+    written``."""
+    return as_usage_error(what, OSError)
 
 
 def _finite(value: Any) -> Any:

@@ -232,7 +232,7 @@ def lines(packed: Packed) -> list[str]:
             f"chunks {chunks}, {format_bytes(array.sample_bytes)} a sample"
         )
     if (source := packed.document.get("source")) is not None:
-        made.append(f"Values are those of {source} as xarray decodes them, cast to float32.")
+        made.append(f"Values of {source} are decoded by the CF conventions and cast to float32.")
     if lacking := packed.document.get("not_finite"):
         (channel, count), *others = lacking.items()
         more = f" and some of {plural(len(others), 'other channel')}" if others else ""

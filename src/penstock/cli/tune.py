@@ -222,7 +222,8 @@ def _race(
         launch = Launch("infer", case, config.timeout, number, rules=series_rules(2))
         record = run_launch(launch)
         longest = max(longest, time.monotonic() - began)
-        say(f"{infer_case_name(case)}, launch {number}: {ended(record, _outcome)}")
+        outcome = ended(record, lambda of: f"the whole would take {format_seconds(_cost(of))}")
+        say(f"{infer_case_name(case)}, launch {number}: {outcome}")
         return ledger.append(record)
 
     def is_over() -> bool:
@@ -243,10 +244,6 @@ def _race(
 
 def _cost(record: Record) -> float:
     return float(whole_seconds(record).mean())
-
-
-def _outcome(record: Record) -> str:
-    return f"the whole would take {format_seconds(_cost(record))}"
 
 
 def _command(places: Mapping[str, Any], settings: Path) -> str:

@@ -2,8 +2,8 @@
 
 Variables, time steps and levels become one axis of channels, in this order, the levels innermost,
 as in the seed. A variable without an axis of samples is the same in all samples. Variables with the
-bounds of cells are left out. Values are those of xarray, decoded (scale, offset, missing to NaN),
-cast to float32.
+bounds of cells are left out. Values are decoded by the CF conventions (scale, offset, missing and
+not valid to NaN) and cast to float32.
 
 The axis of the samples is time by the CF conventions, else an unlimited axis, else the first. Of
 the others the last two are latitude and longitude, in either order, and the rest are levels. The
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import UsageError, describe, require
-from .netcdf_steps import gaps_of, is_axis
+from ..base import UsageError, as_usage_error, require
+from .netcdf_steps import gaps_of, is_axis, values_of
 from .packed.format import ArrayLayout, channel_name
-from .stores.cf_packing import packing_of
 
 _BOUNDS = ("bounds", "climatology")
 """Attributes that name the variable with the bounds of cells."""
@@ -63,7 +61,7 @@ class Axes:
         if not between:
             return [None]
         labels = [
-            [_label(value) for value in dataset[axis].values]
+            [_label(value) for value in values_of(dataset[axis])]
             if axis in dataset.coords
             else [str(i) for i in range(dataset.sizes[axis])]
             for axis in between
@@ -107,8 +105,8 @@ class Stacked:
         values = self._dataset[variable]
         if self._axes.samples in values.dims:
             values = values.isel({self._axes.samples: step})
-        values = _within_valid(values.transpose(..., *self._axes.horizontal), variable)
-        return values.reshape(-1, *values.shape[-2:])
+        decoded = values_of(values.transpose(..., *self._axes.horizontal))
+        return decoded.reshape(-1, *decoded.shape[-2:])
 
     def close(self) -> None:
         """Close the file."""
@@ -142,7 +140,8 @@ def open_netcdf(
     """
     where = f"--from {path}"
     with contextlib.ExitStack() as opened:  # closes the file if it is refused
-        dataset = opened.enter_context(_open(path, where))
+        dataset, groups = _open(path, where)
+        opened.enter_context(dataset)
         bounds = {str(v.attrs.get(about)) for v in dataset.variables.values() for about in _BOUNDS}
         numeric = {
             str(name): variable
@@ -151,7 +150,6 @@ def open_netcdf(
         }
         _check_there(numeric, {"--inputs": inputs, "--targets": targets}, where)
         series = [v for n, v in numeric.items() if v.ndim >= 3 and (not inputs or n in inputs)]
-        groups = _groups(path)
         if not series:
             unread = f"; its groups ({', '.join(groups)}) are not read" if groups else ""
             what = "no variable has an axis of samples, latitude and longitude"
@@ -177,27 +175,19 @@ def open_netcdf(
     )
 
 
-def _groups(path: Path) -> tuple[str, ...]:
-    """Those of a file. Xarray reads the root alone."""
-    with require("netCDF4", "loaders").Dataset(path) as file:
-        return tuple(file.groups)
-
-
-def _open(path: Path, where: str) -> Any:
+def _open(path: Path, where: str) -> tuple[Any, tuple[str, ...]]:
+    """A file's dataset as it is stored, and its groups, as xarray reads the root alone."""
     if not path.is_file():
         raise UsageError(f"{where} is not a file")
     xarray = require("xarray", "loaders")
     require("netCDF4", "loaders")
-    try:
-        with warnings.catch_warnings():
-            # Files often name a missing value that the dtype of integers cannot hold.
-            warnings.simplefilter("ignore", xarray.SerializationWarning)
-            # Times are not used, not all can be decoded, and a period in seconds is a number.
-            return xarray.open_dataset(
-                path, engine="netcdf4", cache=False, decode_times=False, decode_timedelta=False
-            )
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{where} is not a NetCDF file: {describe(error)}") from error
+    with as_usage_error(f"{where} is not a NetCDF file", OSError, ValueError):
+        store = xarray.backends.NetCDF4DataStore.open(path)
+        # Times are not used, not all can be decoded, and a period in seconds is a number.
+        dataset = xarray.open_dataset(
+            store, cache=False, mask_and_scale=False, decode_times=False, decode_timedelta=False
+        )
+    return dataset, tuple(store.ds.groups)
 
 
 def _check_there(
@@ -284,21 +274,6 @@ def _layouts(
             channels,
         )
     return layouts
-
-
-def _within_valid(variable: Any, name: str) -> NDArray[Any]:
-    """The values of a variable, NaN outside its valid range, which xarray passes over."""
-    values: NDArray[Any] = variable.values
-    if not variable.attrs.keys() & {"valid_range", "valid_min", "valid_max"}:
-        return values
-    stored = np.dtype(variable.encoding.get("dtype", values.dtype)).newbyteorder("=")
-    packing = packing_of({**variable.attrs, **variable.encoding}, stored, name)
-    if packing is None:
-        return values
-    numbers = (values - packing.offset) / packing.scale
-    numbers = np.rint(numbers) if packing.stored.kind in "iu" else numbers.astype(packing.stored)
-    wrong = (numbers < packing.lowest) | (numbers > packing.highest)
-    return np.where(wrong, np.nan, values)
 
 
 def _but(variable: Any, samples: str) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import UsageError
+from .stores.cf_packing import packing_of
 
 _CF = {
     "time": ("T", "time", ".+ since .+"),
@@ -32,6 +33,20 @@ def is_axis(dataset: Any, axis: str, what: str) -> bool:
     )
 
 
+def values_of(variable: Any) -> NDArray[Any]:
+    """Those of a variable that xarray left as they are stored, decoded by the CF conventions."""
+    stored: NDArray[Any] = variable.values
+    if stored.dtype.kind not in "iuf":
+        return stored
+    stored = stored.astype(stored.dtype.newbyteorder("="), copy=False)
+    packing = packing_of(variable.attrs, stored.dtype, str(variable.name))
+    if packing is None:
+        return stored
+    values = np.empty(stored.shape, packing.dtype)
+    packing.decode(stored, values)
+    return values
+
+
 def _times(dataset: Any, axis: str, where: str, *, needed: bool) -> NDArray[Any] | None:
     """The times of the steps of an axis, as its coordinate or another variable says; None if
     nothing says them, or nothing that can be read while they are not ``needed``.
@@ -48,7 +63,7 @@ def _times(dataset: Any, axis: str, where: str, *, needed: bool) -> NDArray[Any]
     name = next(iter([axis] * (axis in dataset.coords) or beside), None)
     if name is None:
         return None
-    times, units = dataset[name].values, str(dataset[name].attrs.get("units", ""))
+    times, units = values_of(dataset[name]), str(dataset[name].attrs.get("units", ""))
     if "%" in units:
         raise UsageError(
             f"{where}: {name} has units {units!r}, and the distance of two such steps is not their "

@@ -18,7 +18,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..base import UsageError, csv_text, describe, lock_file, system_errors, to_cell, writing_output
+from ..base import (
+    UsageError,
+    as_usage_error,
+    csv_text,
+    lock_file,
+    system_errors,
+    to_cell,
+    writing_output,
+)
 from . import record as records_of
 from .record import Record
 from .stats.intervals import median_interval
@@ -52,7 +60,7 @@ class Ledger:
         """
         record = record.model_copy(update=self.labels)
         line = record.line().encode() + b"\n"
-        try:
+        with system_errors(f"{self.path} cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             created = not self.path.exists()
             with self.path.open("a+b", buffering=0) as file:
@@ -64,8 +72,6 @@ class Ledger:
                 os.fsync(file.fileno())
             if created:
                 _sync_folder(self.path.parent)
-        except OSError as error:
-            raise UsageError(f"{self.path} cannot be written: {error}") from error
         return record
 
     def records(self) -> list[Record]:
@@ -81,13 +87,10 @@ def read_ledger(path: Path) -> list[Record]:
     """
     path = Path(path)
     path = path / LEDGER_FILE if path.is_dir() else path
-    try:
+    with as_usage_error(f"the ledger {path} cannot be read", OSError, EOFError, zlib.error):
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or describe(error)
-        raise UsageError(f"the ledger {path} cannot be read: {why}") from error
     *lines, rest = content.split(b"\n")
     if lines and not lines[0].startswith(b"{"):
         raise UsageError(f"{path} is not a ledger: it begins with {lines[0][:40]!r}")

@@ -40,7 +40,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import UsageError, describe, write_json
+from ..base import UsageError, describe, system_errors, write_json
 from .environment import machine_and_commit
 from .machine import Answer, Nvml, Pair, Processes, TelemetryRow, ThisMachine, Usage
 from .spans import Clock
@@ -156,18 +156,14 @@ class Sampler:
         self._file: FileIO | None = None
         self._before: TelemetryReading | None = None
         self._next_pss = 0.0
-        self._peak_rss: int | None = None
+        self.peak_rss: int | None = None
+        """The most bytes that the process tree was seen to hold; None before the first reading."""
         self._faults: dict[str, str] = {}
         """The first failure of each reading, by the name of the reading."""
         self._unsaid: list[str] = []
         self._torn = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-
-    @property
-    def peak_rss(self) -> int | None:
-        """The most bytes that the process tree was seen to hold; None before the first reading."""
-        return self._peak_rss
 
     def start(self) -> None:
         """Write the header, and a row now and after every interval."""
@@ -199,14 +195,12 @@ class Sampler:
             "cpu_count": os.cpu_count(),
             **machine_and_commit(),
         }
-        try:
+        with system_errors(f"metrics cannot be written to {self._path}"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a row is one call to the system, so a kill leaves it whole or absent,
             # and a forked child holds no copy of half a row.
             self._file = self._path.open("wb", buffering=0)
             self._file.write(_line(header))
-        except OSError as error:
-            raise UsageError(f"metrics cannot be written to {self._path}: {error}") from error
         self._started = self._clock()
 
     def sample(self) -> TelemetryRow:
@@ -223,7 +217,7 @@ class Sampler:
         row |= rates(self._before, reading) | _held(reading.processes)
         self._before = reading
         if row["rss_bytes"] is not None:
-            self._peak_rss = max(row["rss_bytes"], self._peak_rss or 0)
+            self.peak_rss = max(row["rss_bytes"], self.peak_rss or 0)
         row["pss_bytes"] = None
         if t >= self._next_pss:
             self._next_pss = t + PSS_EVERY_S

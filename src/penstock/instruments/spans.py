@@ -29,6 +29,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -73,23 +74,21 @@ class Probe:
             self._trace.write("[\n")
 
     @contextlib.contextmanager
-    def span(self, stage: str, what: object = "") -> Iterator[None]:
+    def span(self, stage: str, what: object = "", *, waiting: bool = False) -> Iterator[None]:
         """Time one piece of work.
 
         Args:
             stage: the stage that does it.
             what: the item that it is done on, for the trace.
+            waiting: whether the stage only waits.
         """
         start = self.clock()
         yield
-        self.record(stage, start, self.clock(), what, waiting=False)
+        self.record(stage, start, self.clock(), what, waiting=waiting)
 
-    @contextlib.contextmanager
-    def waiting(self, stage: str) -> Iterator[None]:
+    def waiting(self, stage: str) -> AbstractContextManager[None]:
         """Time a wait of a stage."""
-        start = self.clock()
-        yield
-        self.record(stage, start, self.clock(), "", waiting=True)
+        return self.span(stage, waiting=True)
 
     @property
     def elapsed(self) -> float:

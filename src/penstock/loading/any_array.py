@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import UsageError, parsed_json, well_formed
+from ..base import UsageError, check_equal, parsed_json, well_formed
 from ..data import (
     DOCUMENT,
     LONGEST,
@@ -77,18 +77,17 @@ def open_dataset_or_array(
     if patch is None:
         return packed
     selection = Selection(patch=dict.fromkeys(packed.arrays, PatchGrid(tuple(patch))))
-    arrays, counts = {}, set()
+    arrays, counts = {}, {}
     for key, array in packed.arrays.items():
         field = selection.field(
             key, Location(str(array.path), array.axes), array.shape, array.chunks, array.dtype
         )
         whole: dict[str, Any] = {each.name: getattr(array, each.name) for each in fields(array)}
         arrays[key] = PatchedArray(**whole, cut=field)
-        counts.add(field.shape[0] * field.patches_per_sample)
-    if len(counts) > 1:
-        raise UsageError(f"{name}: --patch cuts the arrays into different numbers of patches")
+        counts[key] = field.shape[0] * field.patches_per_sample
+    check_equal(f"{name}: the numbers of patches of --patch", counts)
     document = {**packed.document, "patch": list(patch)}
-    return Packed(packed.root, arrays, np.arange(counts.pop()), {}, document)
+    return Packed(packed.root, arrays, np.arange(counts.popitem()[1]), {}, document)
 
 
 def _open_any(place: str | Path, name: str) -> Packed:

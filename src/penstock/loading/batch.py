@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import StageError, UsageError
+from ..base import StageError, UsageError, check_equal
 from .fields import Field, Index
 from .permutation import Items
 from .ring import aligned
@@ -91,9 +91,7 @@ class ChannelStack:
             ("channel axes", {f.name: f.channel_axis for f in self._deep}),
             ("shapes but for channels", {f.name: self._shape(f) for f in self.fields}),
         ):
-            if len(set(values.values())) > 1:
-                each = ", ".join(f"{name} {value}" for name, value in values.items())
-                raise UsageError(f"stack {self.name}: the {what} of its arrays differ: {each}")
+            check_equal(f"stack {self.name}: the {what} of its arrays", values)
         if self.axis == 0:
             raise UsageError(f"stack {self.name}: its samples, axis 0, cannot be its channels too")
 

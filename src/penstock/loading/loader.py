@@ -27,6 +27,7 @@ from ..base import (
     Refused,
     UsageError,
     build,
+    check_equal,
     format_bytes,
     names_parameters,
     plural,
@@ -322,10 +323,9 @@ def valid_samples(fields: Iterable[Field]) -> range:
     """The samples that are valid in every field. `UsageError` where there are none, or where the
     arrays are not equally long."""
     fields = tuple(fields)
-    lengths = {field.name: field.shape[0] for field in fields}
-    if len(set(lengths.values())) > 1:
-        each = ", ".join(f"{name} {count}" for name, count in lengths.items())
-        raise UsageError(f"the numbers of samples of the arrays differ: {each}")
+    check_equal(
+        "the numbers of samples of the arrays", {field.name: field.shape[0] for field in fields}
+    )
     ranges = [field.valid for field in fields]
     common = range(max(r.start for r in ranges), min(r.stop for r in ranges))
     if not common:
@@ -336,8 +336,7 @@ def valid_samples(fields: Iterable[Field]) -> range:
 def _order_of(config: LoaderConfig, fields: Mapping[str, Field], samples: int) -> Order:
     """The order of the items of so many samples."""
     patches = {name: field.patches_per_sample for name, field in fields.items()}
-    if len(set(patches.values())) > 1:
-        raise UsageError(f"patch cuts the arrays into different numbers of patches: {patches}")
+    check_equal("the numbers of patches of the arrays", patches)
     return Order(
         num_samples=samples,
         batch_size=config.batch_size,

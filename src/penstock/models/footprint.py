@@ -47,9 +47,6 @@ _SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default
 class LightMode(TorchDispatchMode):
     """A mode that sees the operators of a forward."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Keeps torch from importing its compiler, which takes a second, for a mode that does not
@@ -62,7 +59,7 @@ class _Peak(LightMode):
 
     def __init__(self, weights: Iterable[Tensor] = ()) -> None:
         """``weights`` are not counted, nor are views of them, which linear layers make."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.peak = 0
         self._known = {weight.untyped_storage()._cdata for weight in weights}
 
@@ -376,7 +373,7 @@ class Operations(LightMode):
     and imports the compiler for it, which takes a second of each start."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

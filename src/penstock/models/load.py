@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
+from ..base import HeadKind, MissingDependency, UsageError, as_usage_error, blaming
 from . import user_code
 from .packages.package import TensorsToMatch, open_package
 from .recipe import Recipe, network_of_training, record_of_weights, weights_file
@@ -320,15 +320,10 @@ def _load_program(path: Path, trust: bool) -> nn.Module:
             f"--model-type {path}: a {path.suffix} file may run any code as soon as it is opened, "
             "and is only read with --trust-model, if you trust who made it"
         )
-    try:
+    with as_usage_error(f"--model-type {path} is neither a torch.export program nor TorchScript"):
         if path.suffix == ".pt2":
             return _of_one_mode(torch.export.load(path).module())
         return torch.jit.load(str(path), map_location="cpu")
-    except Exception as error:
-        raise UsageError(
-            f"--model-type {path} is neither a torch.export program nor TorchScript: "
-            f"{describe(error)}"
-        ) from error
 
 
 def _of_one_mode(program: nn.Module) -> nn.Module:

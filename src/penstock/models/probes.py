@@ -386,8 +386,7 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
-    near = (a == b) | ((a - b).abs() <= most)
-    return near | (a.isnan() & b.isnan())
+    return torch.isclose(a, b, rtol=0, atol=most, equal_nan=True)
 
 
 def _cropped(x: Tensor, corner: Sequence[int], sides: Sequence[int]) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base import UsageError, require
+from ..base import UsageError, as_usage_error, require
 from ..data import is_file
 
 _WRAPPERS = ("module", "_orig_mod")
@@ -127,10 +127,9 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
             f"{flag} {path} belongs to another model than {name}: {len(missing)} tensors "
             f"missing, {len(extra)} unknown, {len(wrong)} of another shape; it {shown[0]}"
         )
-    try:
+    # A module's own `set_extra_state` may raise anything.
+    with as_usage_error(f"{flag} {path} does not fit {name}"):
         module.load_state_dict(state)
-    except Exception as error:  # such as of a module's own `set_extra_state`
-        raise UsageError(f"{flag} {path} does not fit {name}: {error}") from error
 
 
 def named_as(state: Mapping[str, Any], names: Collection[str]) -> State:

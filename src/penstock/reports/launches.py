@@ -85,18 +85,19 @@ def _of_inference(folder: Path) -> list[Record]:
         "Mvox/s": summary["voxels"] / seconds / 1e6,
         "MB/s of input": summary["input_bytes"] / seconds / 1e6,
     }
-    record = _record(
-        run.folder,
-        "infer",
-        _time_of(run.folder / RUN_FILE),
-        settings,
-        samples_s=samples,
-        work={"voxels": summary["voxels"]},
-        memory={"host_peak": summary.get("peak_rss")},
-        facts={"rates": rates, "scores": {}},
-        environment=_made_on(each.header for each in run.telemetry),
-    )
-    return [record]
+    return [
+        _record(
+            run.folder,
+            "infer",
+            _time_of(run.folder / RUN_FILE),
+            settings,
+            samples_s=samples,
+            work={"voxels": summary["voxels"]},
+            memory={"host_peak": summary.get("peak_rss")},
+            facts={"rates": rates, "scores": {}},
+            environment=_made_on(each.header for each in run.telemetry),
+        )
+    ]
 
 
 def _made_on(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -122,27 +123,28 @@ def _of_training(folder: Path) -> list[Record]:
     if batch := results.get("global_batch_size"):
         samples["sample"] = tuple(seconds / batch for seconds in samples["step"])
     rate = results.get("samples_per_s")
-    record = _record(
-        run.folder,
-        "training",
-        _time_of(run.folder / "training_results.json"),
-        {
-            **run.args,
-            "workload": run.workload,
-            "world_size": results.get("world_size", 1),
-            "device": results.get("device"),
-        },
-        samples_s=samples,
-        memory={
-            name: run.peaks[name] for name in ("host_peak", "device_peak") if name in run.peaks
-        },
-        facts={
-            "rates": {"samples/s": rate} if rate else {},
-            "scores": dict(best.get("scores") or {}),
-        },
-        environment=_made_on([results]),
-    )
-    return [record]
+    return [
+        _record(
+            run.folder,
+            "training",
+            _time_of(run.folder / "training_results.json"),
+            {
+                **run.args,
+                "workload": run.workload,
+                "world_size": results.get("world_size", 1),
+                "device": results.get("device"),
+            },
+            samples_s=samples,
+            memory={
+                name: run.peaks[name] for name in ("host_peak", "device_peak") if name in run.peaks
+            },
+            facts={
+                "rates": {"samples/s": rate} if rate else {},
+                "scores": dict(best.get("scores") or {}),
+            },
+            environment=_made_on([results]),
+        )
+    ]
 
 
 def _steps(run: TrainingFolder) -> dict[str, tuple[float, ...]]:

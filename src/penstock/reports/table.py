@@ -15,6 +15,7 @@ import numpy as np
 
 from ..base import (
     UsageError,
+    as_usage_error,
     csv_text,
     for_markdown,
     format_bytes,
@@ -72,13 +73,12 @@ def read_csv(path: Path, needs: Iterable[str]) -> tuple[list[str], list[Row]]:
     Raises:
         UsageError: The file cannot be read, is no such CSV, or a line does not fit its header.
     """
-    try:
+    with (
+        as_usage_error(f"{path} is not a CSV", UnicodeDecodeError, csv.Error),
+        system_errors(f"{path} cannot be read"),
+    ):
         text = path.read_text(encoding="utf-8-sig")
         lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} is not a CSV: {error}") from error
     header = lines[0] if lines else []
     if not set(needs) <= set(header) or len(set(header)) < len(header):
         begin = text[:60].partition("\n")[0].strip()

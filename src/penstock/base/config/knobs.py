@@ -284,11 +284,7 @@ def read_yaml(path: Path, asked: str = "--config") -> dict[str, Any]:
 
 def as_settings(config: Knobs) -> dict[str, Any]:
     """The settings that the user gave, as plain values for a record or a YAML file."""
-    return {
-        name: value if isinstance(value, str | int | float | bool) else _plain(value)
-        for name, value in config
-        if name in config.model_fields_set
-    }
+    return {name: _plain(value) for name, value in config if name in config.model_fields_set}
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...base import UsageError, describe
+from ...base import UsageError, as_usage_error, describe
 from ...instruments import Gpu, canonical
 from ...models import (
     Model,
@@ -211,12 +211,10 @@ def _try_dtype(case: Mapping[str, Any], device: torch.device) -> None:
     An error that float32 has too, such as on a full GPU, is raised unchanged.
     """
     _multiply(torch.float32, device)
-    try:
+    with as_usage_error(
+        f"--dtype {case['dtype']} is not supported on {device}", RuntimeError, TypeError
+    ):
         _multiply(_dtype(case), device)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(
-            f"--dtype {case['dtype']} is not supported on {device}: {describe(error)}"
-        ) from error
 
 
 def _multiply(dtype: torch.dtype, device: torch.device) -> None:

@@ -21,10 +21,11 @@ from ...base import (
     Refused,
     TrainConfig,
     UsageError,
+    as_usage_error,
     check_file,
-    describe,
     parsed_json,
     plural,
+    system_errors,
 )
 
 PRESETS = {
@@ -97,14 +98,10 @@ def read_preset(path: Path) -> SuitePreset:
     """
     where = f"--config {path}"
     shipped = resources.files(__package__) / "presets" / path.name
-    try:
+    with as_usage_error(f"{where} is not JSON", ValueError), system_errors(where):
         if path.parent.name == "configs" and not path.exists() and shipped.is_file():
             return _preset(parsed_json(shipped.read_text()), where)
         settings = parsed_json(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{where} is not JSON: {describe(error)}") from error
     if not isinstance(settings, dict):
         raise UsageError(f"{where} holds no settings")
     return _preset(settings, where)

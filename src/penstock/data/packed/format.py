@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, parsed_json, well_formed
+from ...base import UsageError, as_usage_error, check_equal, parsed_json, system_errors, well_formed
 from ..stores.ome_levels import array_below
 
 FORMAT, VERSION = "penstock-packed", 1
@@ -35,10 +35,8 @@ def parse_document(text: str | bytes, where: str, name: str = DOCUMENT) -> dict[
         UsageError: the text is no document of a packed data set, is of another version, or names
             what is not below it.
     """
-    try:
+    with as_usage_error(f"{where}: {name} cannot be read", ValueError):
         document = parsed_json(text)
-    except ValueError as error:
-        raise UsageError(f"{where}: {name} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{where}: {name} is not that of a packed data set")
     if (version := document.get("version")) != VERSION:
@@ -209,9 +207,7 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
     lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
     lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
     lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}
-    if len(set(lengths.values())) > 1:
-        numbers = ", ".join(f"{what} {count}" for what, count in lengths.items())
-        raise UsageError(f"{where}: the numbers of samples differ: {numbers}")
+    check_equal(f"{where}: the numbers of samples", lengths)
     return Packed(root, arrays, ids, checks, document)
 
 
@@ -228,10 +224,8 @@ def read_document(path: Path, where: str) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, or is no such document.
     """
-    try:
+    with system_errors(f"{where}: {path.name} cannot be read"):
         text = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
     return parse_document(text, where, path.name)
 
 

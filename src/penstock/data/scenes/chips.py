@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, read_json, require
+from ...base import UsageError, as_usage_error, read_json, require
 from .coarse import Coarse
 from .objects import Objects
 from .scene import CHANNELS, radar_of
@@ -136,21 +136,21 @@ class Chips:
         """The radar channels of a chip as they are stored."""
         array = self.folder / name / ARRAY
         shape = (len(self.radar), self.record.chip_size, self.record.chip_size)
-        try:
+        with as_usage_error(
+            f"{array} cannot be read at chip {row}, {column}",
+            OSError,
+            ValueError,
+            OverflowError,
+            RuntimeError,
+        ):
             values = read_chunk(shard_path(array, row), column, self._cuts[name][1].num)
             dtype = np.dtype(self.record.dtype).newbyteorder("<")
             return np.frombuffer(values, dtype).reshape(shape)
-        except (OSError, ValueError, OverflowError, RuntimeError) as error:
-            raise UsageError(
-                f"{array} cannot be read at chip {row}, {column}: {describe(error)}"
-            ) from error
 
     def _coarse(self, name: str, channel: str) -> Coarse:
         path = self.folder / name / f"{channel}.npy"
-        try:
+        with as_usage_error(f"{path} cannot be read", OSError, ValueError):
             values = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path} cannot be read: {describe(error)}") from error
         origin_row, origin_column, step_row, step_column = self._manifests[name]["coarse"][channel]
         origin, step = (origin_row, origin_column), (step_row, step_column)
         return Coarse(CHANNELS[channel].kind, values, origin, step)

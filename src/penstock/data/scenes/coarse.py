@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, require
+from ...base import UsageError, as_usage_error, describe, require
 from .rasters import FloatArray, check_comparable, decoded, is_placed, map_of, places_in
 
 FINER = 4
@@ -109,12 +109,9 @@ def read_coarse(
     elif fine.crs != coarse.crs or (
         max(abs(at[0, 1]) * fine.height, abs(at[1, 0]) * fine.width) > STRAIGHT
     ):
-        try:
+        # The errors of GDAL are of many types.
+        with as_usage_error(f"{path} cannot be warped to where {fine_path.name} lies"):
             values, covered, at = _warped(values, coarse, fine, kind)
-        except Exception as error:  # GDAL's own, of many kinds
-            raise UsageError(
-                f"{path} cannot be warped to where {fine_path.name} lies: {describe(error)}"
-            ) from error
     origin, step = [at[1, 2], at[0, 2]], [at[1, 1], at[0, 0]]
     for axis in (0, 1):
         if step[axis] < 0:  # such as a raster with south at the top

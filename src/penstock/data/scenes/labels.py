@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import UsageError, describe, from_cell, to_cell
+from ...base import UsageError, as_usage_error, from_cell, system_errors, to_cell
 from .objects import NO, UNKNOWN, YES, Objects
 
 CONFIDENCE = ("LOW", "MEDIUM", "HIGH")
@@ -89,7 +89,9 @@ def _label(line: int, cells: Mapping[str, str]) -> dict[str, Any]:
         return {"scene": scene, "points": None}
     return {
         "scene": scene,
-        "points": [_place(cells, "detect_scene_row"), _place(cells, "detect_scene_column")],
+        "points": [
+            _number(cells, name, least=0) for name in ("detect_scene_row", "detect_scene_column")
+        ],
         "is_vessel": _ternary(cells, "is_vessel"),
         "is_fishing": _ternary(cells, "is_fishing"),
         "length_m": _measure(cells, "vessel_length_m"),
@@ -112,24 +114,23 @@ def _parsed(
 ) -> Iterator[dict[str, Any]]:
     """Each row of a CSV, which has all ``needed`` columns, as `parse` makes it of line and cells.
     A `ValueError` of it is a `UsageError` that names the line."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            names = reader.fieldnames or ()
-            if lacking := [name for name in needed if name not in names]:
-                raise UsageError(f"{where} has no column {lacking[0]}")
-            if twice := [name for name in names if name and names.count(name) > 1]:
-                raise UsageError(f"{where} has two columns {twice[0]}")
-            for row in reader:
-                try:
-                    parsed = parse(reader.line_num, row)
-                except ValueError as error:
-                    raise UsageError(f"{where} line {reader.line_num}: {error}") from None
-                yield parsed
-    except OSError as error:
-        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{where} is not a CSV: {describe(error)}") from error
+    with (
+        as_usage_error(f"{where} is not a CSV", UnicodeDecodeError, csv.Error),
+        system_errors(f"{where} cannot be read"),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.DictReader(file, restval="")
+        names = reader.fieldnames or ()
+        if lacking := [name for name in needed if name not in names]:
+            raise UsageError(f"{where} has no column {lacking[0]}")
+        if twice := [name for name in names if name and names.count(name) > 1]:
+            raise UsageError(f"{where} has two columns {twice[0]}")
+        for row in reader:
+            try:
+                parsed = parse(reader.line_num, row)
+            except ValueError as error:
+                raise UsageError(f"{where} line {reader.line_num}: {error}") from None
+            yield parsed
 
 
 def _scene(cells: Mapping[str, str]) -> str:
@@ -146,30 +147,22 @@ def _ternary(cells: Mapping[str, str], name: str) -> int:
     return value
 
 
-def _place(cells: Mapping[str, str], name: str) -> float:
-    number = _number(cells, name)
-    if number < 0:
-        raise ValueError(f"{name} is {cells[name]!r}, which is outside of any scene")
-    return number
-
-
 def _measure(cells: Mapping[str, str], name: str) -> float:
     """Metres or kilometres or a score, NaN where the cell is empty."""
     if cells.get(name, "").strip().lower() in ("", "nan"):
         return math.nan
-    number = _number(cells, name)
-    if number < 0:
-        raise ValueError(f"{name} is {cells[name]!r}, below 0")
-    return number
+    return _number(cells, name, least=0)
 
 
-def _number(cells: Mapping[str, str], name: str) -> float:
+def _number(cells: Mapping[str, str], name: str, least: float = -math.inf) -> float:
     try:
         number = float(cells[name])
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"{name} is {cells[name].strip()!r}, no number")
+    if number < least:
+        raise ValueError(f"{name} is {cells[name]!r}, below {least}")
     return number
 
 

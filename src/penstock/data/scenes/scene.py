@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...base import UsageError, describe, require
+from ...base import UsageError, as_usage_error, require
 from .coarse import Coarse, read_coarse
 from .rasters import Pixels, Values, check_raster, check_same_grid, is_placed, pixel_metres
 
@@ -129,15 +129,15 @@ class Scene(AbstractContextManager["Scene"]):
         rasterio = require("rasterio", "scenes")
         if not path.is_file():
             raise UsageError(f"{path} is missing")
-        try:
-            with warnings.catch_warnings():
-                # `_notes` says it.
-                warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-                return rasterio.open(path)
-        except rasterio.errors.RasterioIOError as error:
-            raise UsageError(
-                f"{path} is not a raster that can be read: {describe(error)}"
-            ) from error
+        with (
+            as_usage_error(
+                f"{path} is not a raster that can be read", rasterio.errors.RasterioIOError
+            ),
+            warnings.catch_warnings(),
+        ):
+            # `_notes` says it.
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            return rasterio.open(path)
 
     def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         """A channel's values in a window of 10 m pixels; NaN where they are missing.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe
+from ...base import UsageError, as_usage_error
 
 Contour = NDArray[np.float64]
 """(n, 2): row and column of each vertex, in pixels of the scene."""
@@ -57,23 +57,18 @@ def read_shoreline(path: Path) -> list[Contour]:
     Raises:
         UsageError: the file is absent or holds anything else; the message names it.
     """
-    try:
-        with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            read_header = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }[version]
-            _, _, dtype = read_header(file)
-            if dtype.hasobject:
-                loaded = _ArraysOnly(file).load()
-            else:  # contours of one length that became one array
-                loaded = np.load(path, allow_pickle=False)
+    # A damaged pickle may raise anything.
+    with as_usage_error(f"shoreline {path} cannot be read"), path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        _, _, dtype = read_header(file)
+        # Contours of one length became one array.
+        one = not dtype.hasobject
+        loaded = np.load(path, allow_pickle=False) if one else _ArraysOnly(file).load()
         contours = [np.asarray(contour, np.float64) for contour in loaded]
-    except OSError as error:
-        raise UsageError(f"shoreline {path}: {error.strerror}") from error
-    except Exception as error:  # a damaged pickle may raise anything
-        raise UsageError(f"shoreline {path} cannot be read: {describe(error)}") from error
     for contour in contours:
         if contour.ndim != 2 or contour.shape[1] != 2:
             raise UsageError(

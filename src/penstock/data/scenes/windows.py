@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError
+from ...base import UsageError, well_formed
 from .coarse import Coarse
 from .rasters import is_missing
 from .scene import CHANNELS, Scene, radar_of
@@ -58,12 +58,10 @@ class ChipRecord:
         Raises:
             UsageError: it has none that can be obeyed; ``where`` names it.
         """
-        try:
+        with well_formed(f"{where} does not say how its chips were cut"):
             values = {field.name: document[field.name] for field in fields(cls)}
             record = cls.of(*(values[name] for name in list(values)[:-1]))
             return replace(record, scaling=tuple((a, b) for a, b in values["scaling"]))
-        except (KeyError, TypeError, ValueError):
-            raise UsageError(f"{where} does not say how its chips were cut") from None
 
     def cuts(self, size: tuple[int, int]) -> tuple[Cut, Cut]:
         """The cuts of the rows and of the columns of a scene of this size.

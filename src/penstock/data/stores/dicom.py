@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, plural, require
+from ...base import UsageError, as_usage_error, plural, require
 from .cf_packing import packing_of, same_in_all
-from .protocols import chosen_of, readable
+from .protocols import chosen_of
 from .sliced import Asked, FrameStack, OpenedArray
 
 _NEEDED = (
@@ -35,7 +35,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     by_series = defaultdict[str, list[Any]](list)
     for file in asked.files or [asked.file]:
         where = f"{asked.where}: {file.name}" if asked.files else asked.where
-        with readable("DICOM file", where):
+        with as_usage_error(f"{where}: not a readable DICOM file"):
             header = _header(file, where)
         by_series[str(header.get("SeriesInstanceUID", ""))].append(header)
     all_series = list(by_series.values())

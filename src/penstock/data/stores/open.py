@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, blaming, parsed_json, scrub, system_errors
+from ...base import UsageError, as_usage_error, blaming, parsed_json, scrub, system_errors
 from ..box import Box
 from ..levels import Rule
 from . import in_memory as memory
@@ -27,7 +27,6 @@ from .protocols import (
     check_dtype,
     file_stamp,
     is_file,
-    readable,
     suffix_of,
 )
 from .sliced import Asked, SlicedSource
@@ -127,7 +126,7 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
         raise UsageError(f"{asked.where}: {form.title}s are read from this machine; copy it here")
     if form is not PLANES and not (remote or is_file(files[0], asked.where)):
         raise UsageError(f"{asked.where}: no such file")
-    with readable(form.title, asked.where):
+    with as_usage_error(f"{asked.where}: not a readable {form.title}"):
         opened = import_module(f".{form.room}", __package__).open_array(asked, cache_bytes)
     folder = files[0].parent if asked.files else asked.file
     address = asked.path if remote else str(folder.resolve())
@@ -268,10 +267,8 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
 
 
 def _parse_json(text: str, where: str) -> dict[str, Any]:
-    try:
+    with as_usage_error(f"{where}: not valid JSON", ValueError):
         parsed = parsed_json(text)
-    except ValueError as error:
-        raise UsageError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise UsageError(f"{where}: expected a JSON object, got {type(parsed).__name__}")
     if "driver" not in parsed:

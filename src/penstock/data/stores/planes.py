@@ -13,8 +13,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...base import UsageError, in_order, natural, plural, system_errors, usable_cores
-from .protocols import in_words, readable
+from ...base import (
+    UsageError,
+    as_usage_error,
+    in_order,
+    natural,
+    plural,
+    system_errors,
+    usable_cores,
+)
+from .protocols import in_words
 from .sliced import Asked, OpenedArray, Readable, decoded_once, read_into
 
 _OPEN = 256
@@ -120,7 +128,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
 
     def plane(file: Path) -> OpenedArray:
         place = f"{where}: {file.name}"
-        with readable("TIFF file", place):
+        with as_usage_error(f"{place}: not a readable TIFF file"):
             of_file = replace(asked, path=str(file), where=place, files=())
             opened = ometiff.open_array(of_file, 0)
         return replace(opened, labels=asked.axes[1:].upper()) if asked.axes else opened

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import (
-    PenstockError,
     UsageError,
-    describe,
     redact,
     redacted,
     system_errors,
@@ -265,29 +262,6 @@ def is_file(path: Path, where: str) -> bool:
     """
     with system_errors(where):
         return path.is_file()
-
-
-@contextmanager
-def readable(kind: str, where: str) -> Iterator[None]:
-    """Turn what a library raises on a file into one sentence.
-
-    Args:
-        kind: What the file should be, such as ``CZI file``.
-        where: What messages begin with.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UsageError: Something was raised. Parsers meet damage with errors of any class.
-    """
-    try:
-        yield
-    except (PenstockError, MemoryError):
-        raise
-    except Exception as error:
-        why = f"it lacks {error}" if isinstance(error, KeyError) else describe(error)
-        raise UsageError(f"{where}: not a readable {kind}: {why}") from error
 
 
 def suffix_of(path: str) -> str:

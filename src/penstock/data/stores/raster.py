@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, require, scrub
+from ...base import UsageError, as_usage_error, describe, require, scrub
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import shown_channel, unit_name
 from .protocols import Source, check_dtype, suffix_of
@@ -216,13 +216,13 @@ def georeference_of(
     """
     rasterio = require("rasterio", "scenes")
     errors = require("rasterio.errors", "scenes")
-    try:
+    with as_usage_error(
+        f"{where}: the input's CRS cannot be read", errors.RasterioError, ValueError, OSError
+    ):
         options = gdal_options(source.address)
         with rasterio.Env(**options), rasterio.open(source.address) as dataset:
             crs, transform, nodata = dataset.crs, dataset.transform, dataset.nodata
             height, width = dataset.shape
-    except (errors.RasterioError, ValueError, OSError) as error:
-        raise UsageError(f"{where}: the input's CRS cannot be read: {describe(error)}") from error
     text = crs.to_wkt() if crs else None
     if _is_lost(text, source.address):
         raise UsageError(

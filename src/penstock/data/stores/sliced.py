@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import scrub
+from ...base import as_usage_error, scrub
 from ..box import Box
 from .cf_packing import Packing
 from .frames import Described, Framed, canonical, source_axes, to_five, to_tczyx
-from .protocols import AXES, BoxReader, check_dtype, readable, source_fingerprint
+from .protocols import AXES, BoxReader, check_dtype, source_fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,5 +243,5 @@ class SlicedSource(BoxReader, Framed):
     def with_cache(self, num_bytes: int) -> SlicedSource:
         if self._again is None:
             return self
-        with readable("file", self._place[0].where):
+        with as_usage_error(f"{self._place[0].where}: not a readable file"):
             return SlicedSource(self._again(num_bytes), *self._place)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, parsed_json, scrub, well_formed
+from ...base import UsageError, as_usage_error, parsed_json, scrub, well_formed
 from .cf_packing import NAMES, number_of, packing_of
 from .ome_levels import Level, array_below, described, image_of
 from .protocols import SeveralArrays, in_words, listed
@@ -57,10 +57,8 @@ class Group:
     def json(self, key: str) -> dict[str, Any]:
         """The JSON object of a key; empty where there is none."""
         stored = self.read(key) or b"{}"
-        try:
+        with as_usage_error(f"{self.where}: {key} is not valid JSON", ValueError):
             parsed = parsed_json(stored)
-        except ValueError as error:
-            raise UsageError(f"{self.where}: {key} is not valid JSON: {error}") from error
         if not isinstance(parsed, dict):
             kind = type(parsed).__name__
             raise UsageError(f"{self.where}: {key} holds a {kind}, not an object of JSON")

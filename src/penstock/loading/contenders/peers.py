@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import StageError, UsageError, describe, require
+from ...base import StageError, UsageError, as_usage_error, require
 from ..engines.engine import locate
 from ..order import Order
 from ..permutation import Items
@@ -75,10 +75,8 @@ def open_zarr(url: str, who: str) -> Any:
             url, client_options={"allow_http": True}
         )
         store = require("zarr.storage", "loaders").ObjectStore(remote, read_only=True)
-    try:
+    with as_usage_error(f"loader {who}: no Zarr array at {url}", OSError, ValueError):
         return zarr.open_array(store, mode="r")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"loader {who}: no Zarr array at {url}: {describe(error)}") from error
 
 
 @contextmanager

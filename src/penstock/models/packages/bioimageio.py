@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ...base import describe, require
+from ...base import as_usage_error, require
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe
 from ..user_code import find_reference
@@ -83,10 +83,9 @@ def _described(parcel: Parcel) -> Any:
     """The description of the model in its newest format."""
     spec = require("bioimageio.spec", "bioimageio")
     (file, *_) = (parcel.folder / name for name in _NAMES if (parcel.folder / name).is_file())
-    try:
+    # It raises errors of many types.
+    with as_usage_error(f"--model {parcel.path}: bioimageio.spec cannot read it"):
         described = spec.load_description(file, format_version="latest", perform_io_checks=False)
-    except Exception as error:  # of many types, for what it cannot read
-        raise parcel.refuse(f"bioimageio.spec cannot read it: {describe(error)}") from error
     if isinstance(described, spec.InvalidDescr) or not hasattr(described, "weights"):
         # The format that it is written in comes first, then the newest.
         checks = getattr(described, "validation_summary", None)
@@ -143,7 +142,7 @@ def _normalisation(parcel: Parcel, given: Any, channels: int) -> Any:
     chain = Chain(parcel, channels)
     for step in given.preprocessing:
         chain.add(str(step.id), step.kwargs)
-    return chain.normalisation
+    return tuple(chain.each)
 
 
 def _heads(parcel: Parcel, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe], str | None]:
@@ -186,10 +185,8 @@ def _module(parcel: Parcel, weights: Any) -> nn.Module:
         return _of_file(parcel, state)
     if script is not None:
         parcel.needs_trust("its TorchScript")
-        try:
+        with as_usage_error(f"--model {parcel.path}: its TorchScript is damaged", RuntimeError):
             return torch.jit.load(str(_checked(parcel, script)), map_location="cpu")
-        except RuntimeError as error:
-            raise parcel.refuse(f"its TorchScript is damaged: {describe(error)}") from error
     there = [name for name, value in weights if value is not None]
     if not there:
         raise parcel.refuse("it has no weights")
@@ -214,10 +211,9 @@ def _of_file(parcel: Parcel, state: Any) -> nn.Module:
 
 
 def _with_weights(parcel: Parcel, make: Callable[..., nn.Module], state: Any) -> nn.Module:
-    try:
+    # The package's code may raise anything.
+    with as_usage_error(f"--model {parcel.path}: its network could not be made"):
         module = make(**state.architecture.kwargs)
-    except Exception as error:  # of the package's code
-        raise parcel.refuse(f"its network could not be made: {describe(error)}") from error
     load_weights(module, str(state.architecture.callable), _checked(parcel, state), "--model")
     return module
 
@@ -230,14 +226,13 @@ class OnnxNet(nn.Module):
         runtime = require("onnxruntime", "bioimageio")
         content = file.read_bytes()
         self.hash = hashlib.sha256(content).hexdigest()
-        try:
+        # The errors of onnxruntime are of many types.
+        with as_usage_error(f"--model {parcel.path}: {file.name} is no ONNX network"):
             options = runtime.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()
             self._session = runtime.InferenceSession(
                 content, options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # of onnxruntime, for a damaged file
-            raise parcel.refuse(f"{file.name} is no ONNX network: {describe(error)}") from error
         self._input = self._session.get_inputs()[0].name
 
     def forward(self, x: Tensor) -> Any:
@@ -270,10 +265,8 @@ def _tensor(parcel: Parcel, described: Any) -> NDArray[Any]:
     if described is None:
         raise parcel.refuse("it has no test tensors")
     file = _checked(parcel, described)
-    try:
+    with as_usage_error(f"--model {parcel.path}: a test tensor is damaged", ValueError, OSError):
         return np.load(file, allow_pickle=False)
-    except (ValueError, OSError) as error:
-        raise parcel.refuse(f"a test tensor is damaged: {describe(error)}") from error
 
 
 def _ours(array: NDArray[Any], order: str) -> NDArray[Any]:
@@ -297,12 +290,8 @@ class Chain:
 
     def __init__(self, parcel: Parcel, channels: int) -> None:
         self._parcel, self._channels = parcel, channels
-        self._each = [Normalisation()]
-
-    @property
-    def normalisation(self) -> tuple[Normalisation, ...]:
+        self.each = [Normalisation()]
         """One for all channels together, or one for each."""
-        return tuple(self._each)
 
     def add(self, name: str, values: Any) -> None:
         """Add a step of bioimage.io.
@@ -335,21 +324,21 @@ class Chain:
 
     def count(self, what: Any, lower: float, upper: float, values: Any) -> None:
         """Normalise by numbers of the data."""
-        if self._each != [Normalisation()]:
+        if self.each != [Normalisation()]:
             raise self._parcel.refuse(
                 "a step that counts numbers of its input comes after another, which is not done"
             )
         how = Normalisation(what, lower, upper, added=float(values.eps))
         axes = values.axes
         together = axes is None or "channel" in axes or self._channels == 1
-        self._each = [how] if together else [how] * self._channels
+        self.each = [how] if together else [how] * self._channels
 
     def affine(self, lowers: ArrayLike, scales: ArrayLike) -> None:
         """Subtract numbers and divide by others, each one for all channels or one a channel."""
         numbers = np.stack(np.broadcast_arrays(lowers, scales), axis=-1).reshape(-1, 2).tolist()
-        size = max(len(numbers), len(self._each))
-        each, numbers = ([*some] * (size // len(some)) for some in (self._each, numbers))
-        self._each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
+        size = max(len(numbers), len(self.each))
+        each, numbers = ([*some] * (size // len(some)) for some in (self.each, numbers))
+        self.each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
 
     def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
         if how.counts is not None and (lower, scale) != (0.0, 1.0):
@@ -365,8 +354,8 @@ class Chain:
 
     def clip(self, low: float, high: float) -> None:
         """Clip what the steps so far have made."""
-        self._each = [
+        self.each = [
             replace(how, clip=(max(low, how.clip[0]), min(high, how.clip[1])) if how.clip else
                     (float(low), float(high)))
-            for how in self._each
+            for how in self.each
         ]  # fmt: skip

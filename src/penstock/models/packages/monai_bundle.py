@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from ...base import describe, read_json, read_yaml, require
+from ...base import as_usage_error, read_json, read_yaml, require
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe, Sliding
 from ..weights import load_weights
@@ -114,13 +114,12 @@ def _network(parcel: Parcel, config: Mapping[str, Any]) -> nn.Module:
             parcel.needs_trust(f"{target}, which its network_def names,")
         elif "." not in target and not hasattr(require("monai.networks.nets", "monai"), target):
             raise parcel.refuse(f"its network_def names {target}, which is not in {_NETWORKS}")
-    try:
+    # The network's code may raise anything.
+    with as_usage_error(f"--model {parcel.path}: its network could not be made"):
         if parcel.trusted:
             made = parser({**config, "network_def": said}).get_parsed_content("network_def")
         else:
             made = parser({"network_def": definition}).get_parsed_content("network_def")
-    except Exception as error:  # of the network's own code
-        raise parcel.refuse(f"its network could not be made: {describe(error)}") from error
     return made.cpu()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...base import UsageError, read_json, require
+from ...base import UsageError, read_json, require, well_formed
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe, Sliding
 from ..weights import named_as, read_tensors
@@ -52,7 +52,7 @@ def read(parcel: Parcel) -> Package:
     plans = read_json(parcel.file("plans.json"))
     dataset = read_json(parcel.file("dataset.json"))
     checkpoints = [_checkpoint(parcel, fold) for fold in _folds(parcel)]
-    try:
+    with well_formed(f"--model {parcel.path}: its plans do not fit its checkpoints", RuntimeError):
         name = checkpoints[0]["init_args"]["configuration"]
         configuration = _configuration(plans["configurations"], name)
         if configuration.get("previous_stage"):
@@ -77,8 +77,6 @@ def read(parcel: Parcel) -> Package:
             reduce=reduce,
             mirrors=tuple(sorted(zyx.index(axes[axis]) for axis in mirrors)),
         )
-    except (KeyError, TypeError, IndexError, RuntimeError, AttributeError) as error:
-        raise parcel.refuse(f"its plans do not fit its checkpoints: {error!r}") from error
     takes = "bc" + axes
     module = in_order(nets[0] if len(nets) == 1 else MeanOf(nets), takes, [takes])
     return Package(module, recipe, len(channels), len(axes))

@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import UsageError, describe
+from ...base import UsageError, as_usage_error
 from ..recipe import Recipe
 from ..registry import BIOIMAGEIO, MONAI, NNUNET
 
@@ -118,15 +118,21 @@ def unpacked(path: Path, into: Path) -> Path:
     Raises:
         UsageError: It is damaged, or a path in it leads out of it.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                inner = PurePosixPath(name.replace("\\", "/"))
-                if inner.is_absolute() or ".." in inner.parts or ":" in name:
-                    raise UsageError(f"--model {path} holds {name}, which leads out of it")
-            archive.extractall(into)
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
-        raise UsageError(f"--model {path} is a damaged zip file: {describe(error)}") from error
+    with (
+        as_usage_error(
+            f"--model {path} is a damaged zip file",
+            zipfile.BadZipFile,
+            OSError,
+            EOFError,
+            ValueError,
+        ),
+        zipfile.ZipFile(path) as archive,
+    ):
+        for name in archive.namelist():
+            inner = PurePosixPath(name.replace("\\", "/"))
+            if inner.is_absolute() or ".." in inner.parts or ":" in name:
+                raise UsageError(f"--model {path} holds {name}, which leads out of it")
+        archive.extractall(into)
     inside = list(into.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else into
 

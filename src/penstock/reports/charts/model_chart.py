@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, group_by, plural
+from ...base import UsageError, as_usage_error, group_by, plural
 from ...bench import pixels_of
 from ..cell import latest
 from ..model.cell import PHASES, ModelCell
@@ -52,10 +52,8 @@ def bench_figures(path: Path) -> dict[str, Figure]:
     for (label, cells), named in zip(groups, words, strict=True):
         apart = [word for word in named if not all(word in other for other in words)]
         name = re.sub(r"[^\w.-]+", "_", "_".join(apart))
-        try:
+        with as_usage_error(f"{path.name} has a field that is not a number", ValueError):
             figures[name] = draw_bench(label, cells, path.name)
-        except ValueError as error:
-            raise UsageError(f"{path.name} has a field that is not a number: {error}") from error
     return figures
 
 

@@ -192,6 +192,6 @@ def _simulated(cell: QueueCell, reader: QueueCell | None) -> QueueCell:
         return replace(cell, alone=alone)
     # All threads read one batch after the other. Together they are one reader, whose seconds for a
     # batch were measured.
-    feed = QueueModel(min(cell.workers, 1), cell.queue, alone.value, cell.compute_s)
+    feed = QueueModel(cell.queue, alone.value, cell.compute_s)
     timeline = model.simulate(feed, cell.iterations)
     return replace(cell, alone=alone, simulated=timeline)

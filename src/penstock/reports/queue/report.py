@@ -165,7 +165,7 @@ def _of_workers(same: Sequence[QueueCell]) -> list[str]:
         )
         return lines
     low, high = (
-        round((to or b.value) / (of or a.value) - 1, 6)
+        round((to or b.value) / (of or a.value) - 1, 6) + 0.0  # no -0.0
         for to, of in ((b.low, a.high), (b.high, a.low))
     )
     verb = "does not change" if low <= 0 <= high else "changes"

@@ -1,38 +1,36 @@
-"""The queue between reading and computing, played event by event: what a deeper queue changes, and
+"""The queue between reading and computing, played batch by batch: what a deeper queue changes, and
 what it cannot.
 
-    readers  R seconds for a batch   ──▶ │ queue of q │ ──▶   step of C seconds
+    reader   R seconds for a batch   ──▶ │ queue of q │ ──▶   step of C seconds
 
 A step waits only if the queue is empty. If reading is slower than computing, a full queue is used
 up: each step takes one batch, and only C / R of a batch comes meanwhile. After that every step
 takes R seconds. A deeper queue therefore lasts longer, but does not change the steady state. It is
 worth its memory only if reads are uneven.
 
-`simulate` plays this with whole batches, with the batches that readers hold while the queue is
+`simulate` plays this with whole batches, with the batches that a reader holds while the queue is
 full, and with reads of unequal length.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import cycle, islice
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
 
 _TIE = 1e-9
-"""Reads that end within this share of a read end together."""
+"""A read that ends within this share of a read after a step ends with the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueModel:
-    """Readers, a bounded queue and a consumer, each at one speed."""
+    """A reader, a bounded queue and a consumer, each at one speed. Several readers that share a
+    store are one reader, whose seconds were measured."""
 
-    workers: int
-    """The number of readers; 0 if the consumer reads for itself."""
     queue: int
-    """The most batches that are ready and not yet taken."""
+    """The most batches that are ready and not yet taken; 0 if the consumer reads for itself."""
     read_s: float
-    """Seconds of one batch for one reader."""
+    """Seconds of one batch."""
     compute_s: float
     """Seconds of one step."""
 
@@ -58,14 +56,11 @@ def utilisation(seconds: Sequence[float], compute_s: float) -> float:
 class Timeline:
     """The course of a queue from the first `get` on. Lists have an entry for each iteration."""
 
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float]
     """Seconds of waiting for a batch and of computing."""
-    waits: list[float] = field(default_factory=list)
-    """Seconds of waiting alone."""
-    taken: list[int] = field(default_factory=list)
-    """Batches in the queue just after one was taken; empty if there is no queue."""
-    left: list[int] = field(default_factory=list)
-    """Batches in the queue at the end. At 0 the next iteration waits."""
+    left: list[int]
+    """Batches in the queue at the end; empty if there is no queue. At 0 the next iteration
+    waits."""
 
     @property
     def mean_s(self) -> float:
@@ -92,12 +87,12 @@ def simulate(
     in_hand: int = 0,
     reads: Sequence[float] = (),
 ) -> Timeline:
-    """Play a queue event by event, from the time on when it is full.
+    """Play a queue batch by batch, from the time on when it is full.
 
     Args:
-        feed: The readers, the queue and the step.
+        feed: The reader, the queue and the step.
         iterations: How many steps are played.
-        in_hand: The finished batches that readers may hold while the queue is full. Those of our
+        in_hand: The finished batches that the reader may hold while the queue is full. Those of our
             loader hold none: a read begins only if there is room for its batch.
         reads: Seconds of the first batch, of the second and so on, again and again. They take the
             place of ``read_s``.
@@ -106,61 +101,16 @@ def simulate(
         The course of the queue.
     """
     seconds = cycle(reads or [feed.read_s])
-    readers = _Readers(feed, in_hand, seconds)
-    timeline = Timeline()
-    readers.run(math.inf)
-    for _ in range(iterations):
-        if feed.workers == 0:
-            wait = next(seconds)
-        else:
-            wait = readers.take()
-            timeline.taken.append(readers.queued)
-            readers.run(feed.compute_s)
-            timeline.left.append(readers.queued)
-        timeline.waits.append(wait)
+    if not feed.queue:
+        return Timeline([next(seconds) + feed.compute_s for _ in range(iterations)], [])
+    room, now, timeline = feed.queue + in_hand, 0.0, Timeline([], [])
+    ends = [0.0 * next(seconds) for _ in range(room)]  # each read was there at the beginning
+    for number in range(iterations):
+        wait = max(0.0, ends[number] - now)
+        # A batch that is taken makes room for one read, which follows the one under way.
+        ends.append(max(ends[-1], now + wait) + next(seconds))
+        now += wait + feed.compute_s
+        ready = sum(end <= now + _TIE * feed.read_s for end in ends[number + 1 :])
         timeline.seconds.append(wait + feed.compute_s)
+        timeline.left.append(min(ready, feed.queue))
     return timeline
-
-
-class _Readers:
-    """The readers and the queue, at one instant."""
-
-    def __init__(self, feed: QueueModel, in_hand: int, seconds: Iterator[float]) -> None:
-        self._feed, self._room, self._seconds = feed, feed.queue + in_hand, seconds
-        self._under_way: list[float] = []
-        """The seconds that are left of each read."""
-        self._ready = 0
-        """Batches that are read: in the queue and, behind it, in the hands of readers."""
-
-    @property
-    def queued(self) -> int:
-        return min(self._ready, self._feed.queue)
-
-    def take(self) -> float:
-        """Take a batch from the queue, and return the seconds of waiting for it."""
-        waited = 0.0
-        while not self._ready:
-            waited += self._advance(math.inf)
-        self._ready -= 1
-        return waited
-
-    def run(self, seconds: float) -> None:
-        """Let the readers read for so many seconds, or until all must wait."""
-        while seconds > 0 and (step := self._advance(seconds)):
-            seconds -= step
-
-    def _begin(self) -> None:
-        """Begin a read for every reader that is free and has room for a batch."""
-        in_hand = self._ready - self.queued
-        free = self._feed.workers - in_hand - len(self._under_way)
-        room = self._room - self._ready - len(self._under_way)
-        self._under_way += islice(self._seconds, max(0, min(free, room)))
-
-    def _advance(self, limit: float) -> float:
-        """Go on to the end of the next read, for ``limit`` seconds at most; return the seconds."""
-        self._begin()
-        step = min([limit, *self._under_way]) if self._under_way else 0.0
-        left = [seconds - step for seconds in self._under_way]
-        self._under_way = [seconds for seconds in left if seconds > _TIE * self._feed.read_s]
-        self._ready += len(left) - len(self._under_way)
-        return step

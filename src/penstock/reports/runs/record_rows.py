@@ -54,23 +54,24 @@ def shown_training(folder: Path) -> list[ShownRun]:
     settings = _settings(run)
     repeated = {name: text for name, text in settings.items() if name != "seed"}
     seconds = run.results.get("training_s")
-    row = ShownRun(
-        key=key_of(folder.resolve()),
-        case=key_of(f"{folder.resolve().parent} {sorted(repeated.items())}"),
-        name=label(run.args.get("name") or run.results.get("name") or folder.resolve().name),
-        kind="training",
-        status=_status(run),
-        source=label(folder),
-        title=label(folder.resolve().name),
-        workload=label(run.workload),
-        machine=label(run.results.get("machine_key")),
-        model=settings.get("model") or settings.get("backbone") or "",
-        began=run.began,
-        seconds=seconds if isinstance(seconds, int | float) and seconds else None,
-        tags=tags_of(run.args.get("tags") or run.results.get("tags")),
-        read=partial(_training_details, folder),
-    )
-    return [row]
+    return [
+        ShownRun(
+            key=key_of(folder.resolve()),
+            case=key_of(f"{folder.resolve().parent} {sorted(repeated.items())}"),
+            name=label(run.args.get("name") or run.results.get("name") or folder.resolve().name),
+            kind="training",
+            status=_status(run),
+            source=label(folder),
+            title=label(folder.resolve().name),
+            workload=label(run.workload),
+            machine=label(run.results.get("machine_key")),
+            model=settings.get("model") or settings.get("backbone") or "",
+            began=run.began,
+            seconds=seconds if isinstance(seconds, int | float) and seconds else None,
+            tags=tags_of(run.args.get("tags") or run.results.get("tags")),
+            read=partial(_training_details, folder),
+        )
+    ]
 
 
 def _status(run: TrainingFolder) -> str:
@@ -154,22 +155,23 @@ def shown_inference(folder: Path) -> list[ShownRun]:
     """
     run = InferenceRun.read(folder)
     model = run.fingerprint.get("model") or [""]
-    row = ShownRun(
-        key=key_of(folder.resolve()),
-        case=key_of(folder.resolve()),
-        name=label(run.content.get("name") or run.name),
-        kind="inference",
-        status=status_word(run.status.state),
-        source=label(folder),
-        workload=label(run.content.get("verb", "infer")),
-        machine=label(run.machine_key),
-        model=label(run.settings.get("model_type") or model[0]),
-        began=run.began,
-        seconds=run.seconds,
-        tags=tags_of(run.content.get("tags")),
-        read=partial(_inference_details, folder),
-    )
-    return [row]
+    return [
+        ShownRun(
+            key=key_of(folder.resolve()),
+            case=key_of(folder.resolve()),
+            name=label(run.content.get("name") or run.name),
+            kind="inference",
+            status=status_word(run.status.state),
+            source=label(folder),
+            workload=label(run.content.get("verb", "infer")),
+            machine=label(run.machine_key),
+            model=label(run.settings.get("model_type") or model[0]),
+            began=run.began,
+            seconds=run.seconds,
+            tags=tags_of(run.content.get("tags")),
+            read=partial(_inference_details, folder),
+        )
+    ]
 
 
 def _inference_details(folder: Path) -> RunDetails:

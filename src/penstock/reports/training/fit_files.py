@@ -7,6 +7,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +114,13 @@ class TrainingFolder:
 
 def _steps(path: Path) -> Steps | None:
     """The steps of a file; None if it holds none."""
-    columns: dict[str, list[float]] = {}
     names = ("epoch", "loss", *(f"{name}_s" for name in ("step", *PHASES)))
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        for count, row in enumerate(csv.DictReader(file)):
-            if count >= MOST_STEPS:
-                break
-            for name in names:
-                columns.setdefault(name, []).append(_number(row.get(name)))
-    if not columns:
+        steps = islice(csv.DictReader(file), MOST_STEPS)
+        rows = [[_number(row.get(name)) for name in names] for row in steps]
+    if not rows:
         return None
-    arrays = {name: np.array(values) for name, values in columns.items()}
+    arrays = dict(zip(names, np.array(rows).T, strict=True))
     rank = int("".join(filter(str.isdigit, path.stem)) or 0)
     seconds = {name.removesuffix("_s"): arrays[name] for name in names[2:]}
     return Steps(rank, arrays["epoch"], arrays["loss"], seconds)

@@ -73,11 +73,8 @@ class ReadAlone:
 
     def utilisations(self, step_s: float, queue: int) -> list[float]:
         """The accelerator's utilisation with each launch's batches."""
-        feed = QueueModel(1, queue, self.interval.value, step_s)
-        played = (
-            model.simulate(feed, STEPS, in_hand=0, reads=launch.tolist())
-            for launch in self.launches
-        )
+        feed = QueueModel(queue, self.interval.value, step_s)
+        played = (model.simulate(feed, STEPS, reads=launch.tolist()) for launch in self.launches)
         return [model.utilisation(run.seconds[BEGUN - 1 :], step_s) for run in played]
 
 

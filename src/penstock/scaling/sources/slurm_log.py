@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...base import UsageError, system_errors
+from ...base import UsageError, as_usage_error, system_errors
 from ..runs import A_GPU, Rank, Status, TrainingRun, end_in, settings_of
 from .attempt import COUNT, FINISHED, Attempt, without_commas
 from .digit_places import Shapes
@@ -133,14 +133,12 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     opened = gzip.open if path.suffix == ".gz" else open
     with system_errors(f"{path} cannot be read"), opened(path, "rb") as file:
         rest = b""
-        try:
+        with as_usage_error(f"{path} cannot be read to its end", EOFError, zlib.error):
             while chunk := file.read(_CHUNK):
                 *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
                 # Otherwise a file without line ends would take quadratic time.
                 rest = rest[:_LONGEST]
                 yield from lines
-        except (EOFError, zlib.error) as error:
-            raise UsageError(f"{path} cannot be read to its end: {error}") from error
         yield rest
 
 

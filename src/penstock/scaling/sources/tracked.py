@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from ...base import UsageError, parse_seconds, plural
+from ...base import as_usage_error, parse_seconds, plural
 from ..runs import Status, TrainingRun, settings_of
 
 Say = Callable[[str], None]
@@ -120,10 +120,8 @@ class TrackedRun:
             return training[-1] + sum(self.values("validation_s")[-1:])
         for key in NAMES_OF_TRACKERS["seconds"]:
             if (text := self.texts.get(key)) is not None:
-                try:
+                with as_usage_error(f"{self.path} {self.key}: {key}", ValueError):
                     return parse_seconds(text)
-                except ValueError as error:
-                    raise UsageError(f"{self.path} {self.key}: {key}: {error}") from error
         if (seconds := self.number("seconds")) is not None:
             return seconds
         by_epoch = self.values("train_s")

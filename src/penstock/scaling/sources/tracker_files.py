@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from ...base import UsageError, group_by, parse_seconds, well_formed
+from ...base import UsageError, as_usage_error, group_by, parse_seconds, well_formed
 from ..runs import Status
 from .tracked import NAMES_OF_TRACKERS, WHOLE, Series, TrackedRun
 
@@ -37,27 +37,27 @@ def mlflow_database(path: Path) -> Iterator[TrackedRun]:
     """The runs in a database of MLflow, which is opened read-only. Raises `UsageError` if it is not
     such a database."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
-    try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-            for run, name, status, *times in db.execute(
-                "select run_uuid, name, status, start_time, end_time from runs "
-                "where lifecycle_stage = 'active'"
-            ).fetchall():
-                metrics: dict[str, Series] = {}
-                for key, value, time, step in db.execute(
-                    "select key, case when is_nan then null else value end, timestamp, step "
-                    "from metrics where run_uuid = ? order by step, timestamp",
-                    (run,),
-                ):
-                    number = math.nan if value is None else value
-                    metrics.setdefault(key, []).append((step, number, time / 1e3))
-                parameters, tags = (
-                    dict(db.execute(f"select key, value from {table} where run_uuid = ?", (run,)))
-                    for table in ("params", "tags")
-                )
-                yield _tracked(path, run, name, parameters, tags, metrics, status, *times)
-    except sqlite3.Error as error:
-        raise UsageError(f"{path} is not a database of MLflow: {error}") from error
+    with (
+        as_usage_error(f"{path} is not a database of MLflow", sqlite3.Error),
+        contextlib.closing(sqlite3.connect(uri, uri=True)) as db,
+    ):
+        for run, name, status, *times in db.execute(
+            "select run_uuid, name, status, start_time, end_time from runs "
+            "where lifecycle_stage = 'active'"
+        ).fetchall():
+            metrics: dict[str, Series] = {}
+            for key, value, time, step in db.execute(
+                "select key, case when is_nan then null else value end, timestamp, step "
+                "from metrics where run_uuid = ? order by step, timestamp",
+                (run,),
+            ):
+                number = math.nan if value is None else value
+                metrics.setdefault(key, []).append((step, number, time / 1e3))
+            parameters, tags = (
+                dict(db.execute(f"select key, value from {table} where run_uuid = ?", (run,)))
+                for table in ("params", "tags")
+            )
+            yield _tracked(path, run, name, parameters, tags, metrics, status, *times)
 
 
 def _tracked(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...base import ARGS, STEPS, UsageError, read_json, well_formed
+from ...base import ARGS, STEPS, UsageError, as_usage_error, read_json, well_formed
 from ...instruments import PHASES, read_ledger
 from ...training import read_machine_metrics
 from ..runs import WAIT, Rank, Status, TrainingRun, plain, settings_of
@@ -23,14 +23,14 @@ _GPU_BUSY = re.compile(r"system/gpu(\d+)_util_percent")
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV, whose fields are parted by commas, semicolons or tabs."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            mark = max(",;\t", key=file.readline().count)
-            file.seek(0)
-            table = csv.DictReader(file, delimiter=mark, skipinitialspace=True)
-            rows, columns = list(table), Counter(table.fieldnames)
-    except (OSError, csv.Error) as error:
-        raise UsageError(f"{path} is not a CSV: {error}") from error
+    with (
+        as_usage_error(f"{path} is not a CSV", OSError, csv.Error),
+        path.open(newline="", encoding="utf-8-sig", errors="replace") as file,
+    ):
+        mark = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        table = csv.DictReader(file, delimiter=mark, skipinitialspace=True)
+        rows, columns = list(table), Counter(table.fieldnames)
     if twice := [name for name, count in columns.items() if count > 1 and name]:
         raise UsageError(f"{path} has two columns of the name {twice[0]}")
     return rows
