@@ -18,7 +18,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..base import UsageError, csv_text, describe, lock_file, system_errors, to_cell, writing_output
+from ..base import (
+    UsageError,
+    check_ends,
+    csv_text,
+    describe,
+    lock_file,
+    system_errors,
+    to_cell,
+    writing_output,
+)
 from . import record as records_of
 from .record import Record
 from .stats.intervals import median_interval
@@ -81,6 +90,7 @@ def read_ledger(path: Path) -> list[Record]:
     """
     path = Path(path)
     path = path / LEDGER_FILE if path.is_dir() else path
+    check_ends(path, f"the ledger {path}")
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import UsageError, describe, from_cell, to_cell
+from ...base import UsageError, check_ends, describe, from_cell, to_cell
 from .objects import NO, UNKNOWN, YES, Objects
 
 CONFIDENCE = ("LOW", "MEDIUM", "HIGH")
@@ -112,6 +112,7 @@ def _parsed(
 ) -> Iterator[dict[str, Any]]:
     """Each row of a CSV, which has all ``needed`` columns, as `parse` makes it of line and cells.
     A `ValueError` of it is a `UsageError` that names the line."""
+    check_ends(path, where)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
