@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -134,6 +134,16 @@ def test_a_pipe_in_place_of_settings_is_not_waited_for() -> None:
     ]
 
 
+SCORE = ("score", "xview3", "--label-file", "a.csv", "--inference-file")
+
+
+@pytest.mark.parametrize("words", [["report"], ["explain"], ["plot"], ["slurm", "status"], SCORE])
+def test_what_never_ends_is_not_read(words: Sequence[str], capsys) -> None:
+    os.mkfifo("pipe.jsonl")
+    for place, kind in (("/dev/zero", "device"), ("pipe.jsonl", "pipe")):
+        assert f"{place} is a {kind}, which may never end" in said(capsys, *words, place)
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
@@ -182,3 +192,11 @@ def test_more_shares_than_parts_are_fine(capsys) -> None:
     ):
         assert main([*words, *step.split()]) == 0, step
     assert "Complete" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_name(capsys) -> None:
+    Path("a.ledger").mkdir()
+    Path("a.ledger", "records.jsonl").touch()
+    assert "a.ledger holds no records" in said(capsys, "report", ".")
+    assert ". has no name" in said(capsys, "plot", ".")
+    assert ". has no name" in said(capsys, "plot", "in.csv", "--output", ".")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import UsageError, where_in_users_code
 from penstock.data import Box, is_transient, open_source
 from penstock.data.stores import raster
 
@@ -209,6 +209,19 @@ def test_a_virtual_array_is_read_and_the_process_ends_well() -> None:
         file.create_virtual_dataset("b", layout)
     subprocess.run([sys.executable, "-m", "penstock", "convert", "b.h5", "c.zarr"], check=True)
     assert (read("c.zarr")[1][0, 0].ravel() == np.arange(64)).all()
+
+
+def test_nifti_without_a_unit_is_in_millimeters() -> None:
+    """That is what other tools take."""
+    nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.diag([1, 1, 2, 1])), "a.nii")
+    source, _ = read("a.nii")
+    assert source.units[2:] == ("millimeter",) * 3 and "taken as millimeters" in source.notes[0]
+
+
+def test_the_code_of_a_library_that_reads_files_is_not_the_user_s() -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        nibabel.load("none.nii")
+    assert "test_formats.py" in where_in_users_code(error.value)
 
 
 def test_nifti_that_is_damaged() -> None:

@@ -227,6 +227,16 @@ def test_a_damaged_or_foreign_file_is_refused() -> None:
         refused(str(path), "no such file")
 
 
+def test_a_czi_without_tiles_or_without_its_first_planes_is_refused() -> None:
+    with czi.create_czi("a.czi") as file:
+        file.write_metadata("doc")
+    refused("a.czi", "a.czi: holds no tile")
+    with czi.create_czi("b.czi") as file:
+        for z in (2, 3):
+            file.write(CZYX[0, 0], plane={"C": 0, "Z": z, "T": 0})
+    refused("b.czi", "not a readable CZI file", "'Z' is out-of-range")
+
+
 def test_a_lif_of_other_files_is_refused() -> None:
     """It could name any file of this machine."""
     xml = '<?xml version="1.0"?><LMSDataContainerHeader Version="2"><Element Name="a"><Memory '

@@ -144,6 +144,13 @@ class TestSinkLayout:
         dataset = group["attributes"]["ome"]["multiscales"][0]["datasets"][0]
         assert dataset["coordinateTransformations"][1]["translation"] == [1, 4, 5, 6]
 
+    def test_n5_says_its_version_also_inside_a_container(self, tmp_path) -> None:
+        """zarr-python 2 opens no N5 without it."""
+        for path in ("a.n5", "shelf.n5/raw"):
+            open_out(tmp_path / path).create()
+            written = json.loads((tmp_path / path / "attributes.json").read_text())
+            assert written["n5"] == "2.0.0" and written["dimensions"] == [17, 13, 10, 3, 2]
+
     def test_a_whole_chunk_is_written_without_reading_back(self, tmp_path) -> None:
         for name, options in [("a", {}), ("b", {"shards": (8, 10, 12)})]:
             sink = open_out(tmp_path / f"{name}.zarr", chunks=(4, 5, 6), **options)

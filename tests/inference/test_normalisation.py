@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.base import InferConfig, UsageError, build
+from penstock.base import InferConfig, PenstockError, UsageError, build
 from penstock.cli import main
 from penstock.inference.opening.job import Job
 
@@ -51,6 +51,15 @@ def test_a_default_never_depends_on_the_block() -> None:
     np.testing.assert_allclose(whole, RAMP + (upper - lower), rtol=1e-5)
     assert "percentiles 0.5 and 99.9 of the whole volume, by default; the input was read" in said
     assert (result(normalize="global")[0] == whole).all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [("none", "beyond 3.4e38"), ("global", "beyond"), ("zscore", "no float64")]
+)
+def test_values_that_float32_lacks_are_not_the_model_s_fault(mode: str, said: str) -> None:
+    knobs: dict[str, Any] = {"model": Shift(), "patch": 8, "overlap": 2, "normalize": mode}
+    with pytest.raises(PenstockError, match=said):
+        penstock.run_inference(RAMP * 1e300, np.zeros(RAMP.shape), devices="cpu", **knobs)
 
 
 @pytest.mark.slow

@@ -96,6 +96,7 @@ from .files import append_line as append_line
 from .files import cache_folder as cache_folder
 from .files import check_alone as check_alone
 from .files import check_apart as check_apart
+from .files import check_ends as check_ends
 from .files import check_folder as check_folder
 from .files import check_local as check_local
 from .files import held_alone as held_alone

@@ -181,14 +181,15 @@ def check_equal(what: str, values: Mapping[str, Any]) -> None:
         raise UsageError(f"{what} differ: {each}")
 
 
-_NOT_THE_USERS = frozenset({"penstock", "torch", "numpy"})
+_READERS = "h5py imagecodecs liffile nd2 nibabel pydicom pylibCZIrw rasterio tifffile".split()
+_NOT_THE_USERS = frozenset({"penstock", "torch", "numpy", *_READERS})
 
 
 def where_in_users_code(error: BaseException) -> str:
     """The place in the user's code where an error was raised, as `` (FILE, line N)``.
 
-    The user's code is all code but that of Penstock, torch, numpy and Python. The text is empty if
-    the traceback has none of it.
+    The user's code is all code but that of Penstock, torch, numpy, Python and readers of files. The
+    text is empty if the traceback has none of it.
     """
     place, link = "", error
     while True:

@@ -199,6 +199,21 @@ def check_local(path: Path, flag: str) -> None:
         raise UsageError(f"{flag}: a URL was given; give a place on this machine")
 
 
+def check_ends(path: Path, named: str) -> None:
+    """Refuse a device or pipe where a file is read as a whole; a shell's ``<(...)`` has a writer.
+
+    Args:
+        path: The path that the user gave.
+        named: What messages call it.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if path.is_char_device() or (path.is_fifo() and path.parent.name != "fd"):
+        kind = "device" if path.is_char_device() else "pipe"
+        raise UsageError(f"{named} is a {kind}, which may never end")
+
+
 def check_folder(out: Path, flag: str) -> None:
     """Check that a folder can be written to, or made. Nothing is created.
 

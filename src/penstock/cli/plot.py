@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..base import BenchModelConfig, Overwriting, UsageError, add_flags, from_flags, system_errors
+from ..base import (
+    BenchModelConfig,
+    Overwriting,
+    UsageError,
+    add_flags,
+    check_ends,
+    from_flags,
+    system_errors,
+)
 from ..reports import bench_figures, metrics_figures, save_under
 
 EXAMPLES = """
@@ -54,7 +62,10 @@ def run(args: argparse.Namespace) -> int:
     if args.smooth < 0:
         raise UsageError(f"--smooth {args.smooth} is not a number of samples")
     file: Path = args.file or args.input or _usual()
-    prefix = args.out or (args.output or file).with_suffix("")
+    prefix = args.out or args.output or file
+    if not prefix.name:
+        raise UsageError(f"{prefix} has no name, with which those of figures would begin")
+    prefix = args.out or prefix.with_suffix("")
     replace = from_flags(Overwriting, args).overwrite
     is_bench = holds_benchmark(file)
     if is_bench and (args.mean or args.smooth != 1):
@@ -70,6 +81,7 @@ def holds_benchmark(path: Path) -> bool:
 
     Raises `UsageError` if it is neither.
     """
+    check_ends(path, str(path))
     with (
         system_errors(f"{path} cannot be read"),
         path.open(encoding="utf-8-sig", errors="replace") as file,

@@ -189,5 +189,7 @@ def _scaling(paths: Sequence[Path]) -> Report:
 
 def _usual(first: Path) -> Path:
     """The default folder of a report: beside the first place, with the same name."""
+    if first.name in ("", ".."):  # . and the like have no name
+        return first / "runs.report"
     stem = first.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".ledger")
     return first.with_name(f"{stem.removesuffix('.penstock')}.report")

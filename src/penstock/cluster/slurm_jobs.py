@@ -19,6 +19,7 @@ from ..base import (
     PenstockError,
     SlurmConfig,
     UsageError,
+    check_ends,
     check_folder,
     check_local,
     lock_file,
@@ -55,6 +56,7 @@ def read_study(path: Path) -> list[SlurmJob]:
     Raises `UsageError` if the file cannot be read.
     """
     path = path / STUDY_FILE if path.is_dir() else path
+    check_ends(path, str(path))
     try:
         return TypeAdapter(list[SlurmJob]).validate_json(path.read_text())
     except OSError as error:

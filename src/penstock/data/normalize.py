@@ -17,6 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base import PenstockError
+
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _PIECE = 2**18
 """Values counted at a time: `numpy.bincount` copies its input to eight bytes a value."""
@@ -214,9 +216,16 @@ class MeanAndDeviation:
         for piece in np.nditer(array, flags, buffersize=_PIECE):
             values = np.asarray(piece).astype(np.float64)
             values = values[np.isfinite(values)]
+            with np.errstate(over="ignore"):
+                squares = float(np.square(values).sum())
+            if math.isinf(squares):
+                raise PenstockError(
+                    f"the squares of values as large as {abs(values).max():.3g} are no float64; "
+                    "--normalize fixed takes a range of yours"
+                )
             self.count += values.size
             self._sum += Fraction(float(values.sum()))
-            self._squares += Fraction(float(np.square(values).sum()))
+            self._squares += Fraction(squares)
 
     @property
     def counts(self) -> dict[str, NDArray[Any]]:
@@ -371,7 +380,8 @@ class Histogram:
 
     def _keys(self, flat: NDArray[Any]) -> NDArray[Any]:
         if self._kind.kind == "f":
-            flat = flat[np.isfinite(flat)].astype(self._kind)
+            with np.errstate(over="ignore"):  # what float32 lacks is infinite, and left out
+                flat = flat[np.isfinite(flat)].astype(self._kind)
             flat = flat[np.isfinite(flat)] + 0.0  # -0.0 and 0.0 are one value
         bits = flat.view(f"u{self._kind.itemsize}")
         sign = bits.dtype.type(self._sign)

@@ -21,6 +21,7 @@ from typing import IO, Any
 from ..base import (
     UsageError,
     as_usage_error,
+    check_ends,
     csv_text,
     lock_file,
     system_errors,
@@ -87,6 +88,7 @@ def read_ledger(path: Path) -> list[Record]:
     """
     path = Path(path)
     path = path / LEDGER_FILE if path.is_dir() else path
+    check_ends(path, f"the ledger {path}")
     with as_usage_error(f"the ledger {path} cannot be read", OSError, EOFError, zlib.error):
         content = path.read_bytes()
         if path.suffix == ".gz":

@@ -24,6 +24,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..errors import PenstockError, UsageError
+from ..files import check_ends
 from ..units import parse_bytes, parse_seconds, parse_share
 
 if TYPE_CHECKING:
@@ -265,10 +266,7 @@ def read_yaml(path: Path, asked: str = "--config") -> dict[str, Any]:
     Raises:
         UsageError: It cannot be read, or holds no settings.
     """
-    # A shell's <(...) has a writer.
-    if path.is_char_device() or (path.is_fifo() and path.parent.name != "fd"):
-        kind = "device" if path.is_char_device() else "pipe"
-        raise UsageError(f"{asked} {path} is a {kind}, which may never end")
+    check_ends(path, f"{asked} {path}")
     try:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import UsageError, as_usage_error, from_cell, system_errors, to_cell
+from ...base import UsageError, as_usage_error, check_ends, from_cell, system_errors, to_cell
 from .objects import NO, UNKNOWN, YES, Objects
 
 CONFIDENCE = ("LOW", "MEDIUM", "HIGH")
@@ -114,6 +114,7 @@ def _parsed(
 ) -> Iterator[dict[str, Any]]:
     """Each row of a CSV, which has all ``needed`` columns, as `parse` makes it of line and cells.
     A `ValueError` of it is a `UsageError` that names the line."""
+    check_ends(path, where)
     with (
         as_usage_error(f"{where} is not a CSV", UnicodeDecodeError, csv.Error),
         system_errors(f"{where} cannot be read"),

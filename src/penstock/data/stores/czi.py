@@ -36,12 +36,16 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     number = chosen_of(words, asked.series, "scenes", asked.where)
     scene, rectangle = number if rectangles else None, all_scenes[number]
     tiles = _tiles(reader, rectangle, asked.level)
+    if not tiles:
+        raise UsageError(f"{asked.where}: holds no tile")
     if asked.level >= len(tiles):
         raise UsageError(
             f"{asked.where}: level {asked.level} does not exist; 0 to {len(tiles) - 1} do"
         )
     by = sorted(tiles)[asked.level]
     array = _TiledScene(reader, scene, rectangle, by, asked.where)
+    first = (rectangle.x, rectangle.y, 1, 1)
+    reader.read(first, {"T": 0, "Z": 0, "C": 0}, scene)  # an axis that begins elsewhere is an error
     says = ElementTree.fromstring(reader.raw_metadata)
     shown = says.findall("./Metadata/Information/Image/Dimensions/Channels/Channel")
     return OpenedArray(

@@ -32,7 +32,11 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     stored = _stored(asked.file, image.dataobj, where)
     rank, notes = stored.ndim, list[str]()
     says = {"scale_factor": image.dataobj.slope, "add_offset": image.dataobj.inter}
-    space, time = (unit_name(_UNITS.get(unit, unit)) for unit in header.get_xyzt_units())
+    lengths, times = header.get_xyzt_units()
+    if lengths == "unknown":
+        lengths = "mm"
+        notes.append("the header names no unit; sizes are taken as millimeters, as elsewhere")
+    space, time = (unit_name(_UNITS.get(unit, unit)) for unit in (lengths, times))
     # Without a direction of its own, a voxel's place is size times index and an origin.
     straight = np.allclose(affine[:3, :3], np.diag(np.diag(affine)[:3]))
     turned = not straight or (np.diag(affine)[:3] < 0).any()

@@ -102,8 +102,8 @@ def open_omezarr_sink(
     name: str,
     scratch: bool = False,
 ) -> TensorStoreSink:
-    """Prepare to write an OME-Zarr group, an N5 array where ``path`` ends in ``.n5``, or the array
-    alone where ``ome_version`` is ``plain``.
+    """Prepare to write an OME-Zarr group, an N5 array where ``path`` is or is in a ``.n5``, or the
+    array alone where ``ome_version`` is ``plain``.
 
     The array has the shape of ``domain``, the axes of ``like`` and every other axis that is longer
     than 1 or does not start at 0. If its first voxel (``at`` in ``like``) does not lie at the
@@ -198,7 +198,8 @@ def _version(
     """
     like_version = None if shards else getattr(like, "ome_version", None)
     version = asked or ("0.4" if like_version == "0.4" else "0.5")
-    if path.rstrip("/").endswith(".n5"):
+    stores = [part for part in path.split("/") if part.endswith((".n5", ".zarr"))]
+    if stores and stores[-1].endswith(".n5"):
         version = "n5"
     elif root is not None and root.read(".zgroup").result().state == "value":
         version = "0.4"
@@ -321,6 +322,7 @@ def _n5(layout: _Layout) -> dict[str, Any]:
     return {
         "driver": "n5",
         "metadata": {  # the fastest axis first
+            "n5": "2.0.0",  # zarr-python 2 opens no array that is its own container without it
             "dimensions": layout.shape[::-1],
             "blockSize": layout.chunks[::-1],
             "axes": list(layout.axes[::-1]),

@@ -35,6 +35,8 @@ class Loaded:
     invalid: NDArray[np.bool_] | None = None
     """True for each voxel of ``brick.support`` that was not finite, with an axis of channels as
     long as `spoilt_masks`; None if all were finite."""
+    beyond: bool = False
+    """True if finite values are larger than those of float32."""
     native: Tensor | None = None
     """The array on the device, once its upload has begun; None once the lane has taken it."""
     arrived: torch.cuda.Event | None = None
@@ -83,6 +85,11 @@ class Computed:
                 check_labels(head, low, high, spoilt)
             elif spoilt:
                 message = "the model made NaN or infinite values from finite ones"
+                if self.loaded.beyond:
+                    message = (
+                        "the input has values beyond 3.4e38, the largest of float32, in which the "
+                        "model computes; --normalize fixed takes a range of yours"
+                    )
                 if self.job.net.amp is not None:
                     half = str(self.job.net.amp).removeprefix("torch.")
                     message += f" in {half}; give --no-amp, or --clip-norm to limit its input"

@@ -127,6 +127,8 @@ class BrickReader:
             if support[0].start <= z < support[0].stop:
                 invalid[:, z - support[0].start] = spoilt[:, *support[1:]]
         loaded.invalid = invalid
+        most = np.finfo(np.float32).max
+        loaded.beyond = array.dtype.itemsize > 4 and bool(max(array.max(), -array.min()) > most)
 
     def _leave_out(self, loaded: Loaded, inside: NDArray[np.bool_]) -> None:
         """Keep the patches that contribute to a voxel of sample. Where another one contributes, the
