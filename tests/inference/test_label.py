@@ -1,5 +1,6 @@
 """Components by blocks: the values of scipy and cc3d on the whole, whatever the blocks."""
 
+import multiprocessing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -217,8 +218,11 @@ def test_the_table_has_what_scipy_measures(tmp_path) -> None:
 def test_processes_write_what_one_writes(tmp_path) -> None:
     mask = np.random.default_rng(11).random((20, 20, 20)) < 0.3
     one, *_ = label(tmp_path, mask)
-    got, *_ = label(tmp_path, mask, workers=3)
+    got, _, labelling = label(tmp_path, mask, workers=3)
     np.testing.assert_array_equal(got, one)
+    others = list[int]()
+    labelling.run(lambda voxels: others.append(len(multiprocessing.active_children())))
+    assert max(others) == 2  # this process is one of three
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import platform
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -87,9 +88,9 @@ class BlockWork(RoundWork):
             rule = replace(rule, holes=load_table(self.folder.parent / HOLES_FILE, HoleTable))
         return partial(rule.labels_of, self.source)
 
-    def load(self, number: int, *without: str) -> BlockRecord:
-        """Read what is counted of a block, without its ``faces`` or its ``measures``."""
-        return load_table(self.files(number)[0], BlockRecord, without)
+    def load(self, number: int, without: str) -> BlockRecord:
+        """Read what is counted of a block, without its ``faces`` or ``measures``."""
+        return load_table(self.files(number)[0], BlockRecord, [without])
 
     def count(self, number: int) -> str:
         """Count the objects of a block. Returns no check."""
@@ -199,13 +200,13 @@ def _begin() -> None:
 
 @contextlib.contextmanager
 def processes(workers: int) -> Iterator[Over]:
-    """Yield what does rounds on this machine: here, or in as many as ``workers`` processes. They
-    begin with the first round that needs them, and stay until the context ends.
+    """Yield what does rounds on this machine: in so many processes, of which this is one. The
+    others begin with the first round that needs them, and stay until the context ends.
 
     A round raises `PenstockError` if a process died.
     """
     with contextlib.ExitStack() as stack:
-        yield partial(_done_by, cache(lambda: stack.enter_context(_pool(workers))), workers)
+        yield partial(_done_by, cache(lambda: stack.enter_context(_pool(workers - 1))), workers)
 
 
 @contextlib.contextmanager
@@ -221,22 +222,26 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 def _done_by(
     pool: Callable[[], ProcessPoolExecutor], workers: int, each: Round, numbers: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
-    workers = max(1, min(workers, len(numbers) // 4))  # to start one takes as long as a block
-    if workers == 1:
-        with each.work.opened():
+    others = min(workers, len(numbers) // 4) - 1  # to start one takes as long as a block
+    with each.work.opened():
+        if others < 1:
             yield from ((number, each.do(number)) for number in numbers)
-        return
-    topic, begun = uuid.uuid4().hex, pool()
+            return
+        begun, topic, free = pool(), uuid.uuid4().hex, threading.Lock()
 
-    # Threads that wait for processes: so results come in order, and only a few blocks are sent
-    # ahead.
-    def do(number: int) -> str:
-        return begun.submit(do_order, BlockOrder(each, number, topic)).result()
+        def do(number: int) -> str:
+            if not free.acquire(blocking=False):  # this process does a block itself
+                return begun.submit(do_order, BlockOrder(each, number, topic)).result()
+            try:
+                return each.do(number)
+            finally:
+                free.release()
 
-    try:
-        yield from zip(numbers, in_order(do, numbers, workers, ahead=1), strict=True)
-    except BrokenProcessPool as error:
-        raise PenstockError(
-            "a process that labelled blocks was killed, perhaps as the memory was full; --workers "
-            "or --block takes less, and --resume goes on"
-        ) from error
+        try:
+            # Each of the others has its next block at hand, as cc3d holds this one's threads.
+            yield from zip(numbers, in_order(do, numbers, 1 + 2 * others, ahead=8), strict=True)
+        except BrokenProcessPool as error:
+            raise PenstockError(
+                "a process that labelled blocks was killed, perhaps as the memory was full; "
+                "--workers or --block takes less, and --resume goes on"
+            ) from error

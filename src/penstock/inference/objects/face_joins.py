@@ -6,14 +6,16 @@ touch across a face, an edge or a corner of blocks, by the connectivity, are one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data import Box, Grid, flatten, unflatten
+from ...base import groups_of, require
+from ...data import Box, Grid, flatten, indices, unflatten
 from .block_record import BlockRecord
 from .components import REACH
 
@@ -47,29 +49,6 @@ class Totals(NamedTuple):
     """See `LocalLabels`; empty if they are not given."""
     starts: NDArray[np.int64]
     """See `Numbering`."""
-
-    @classmethod
-    def of(cls, records: Iterable[BlockRecord]) -> Totals:
-        """Collect them from the records of all blocks in order."""
-        rows = [
-            (r.first, r.voxels, r.at_border, r.first[:0] if r.keys is None else r.keys)
-            for r in records
-        ]
-        first, voxels, at_border, keys = map(np.concatenate, zip(*rows, strict=True))
-        starts = np.cumsum([0, *(len(row[0]) for row in rows)], dtype=np.int64)
-        return cls(first, voxels, at_border, keys, starts)
-
-
-def _after(grid: Grid, number: int, reach: int) -> Iterator[tuple[int, Offset]]:
-    """The numbers and offsets of the blocks behind a block that touch it: across a face, with a
-    ``reach`` of 2 also across an edge, with 3 also across a corner."""
-    index = unflatten(number, grid.cells)
-    for offset in product((-1, 0, 1), repeat=3):
-        there = tuple(map(sum, zip(index, (0, 0, *offset), strict=True)))
-        # Offsets above 0, as tuples are compared: so each pair of neighbours comes once.
-        near = sum(map(abs, offset)) <= reach and Box.of(there, (1,) * 5) in grid.cells
-        if near and offset > (0, 0, 0):
-            yield flatten(there, grid.cells), offset
 
 
 def _pairs(
@@ -131,33 +110,62 @@ class Contacts(NamedTuple):
     faces: NDArray[np.int64]
 
 
-def all_touching(
-    grid: Grid, totals: Totals, load: Callable[[int], BlockRecord], connectivity: int
-) -> tuple[NDArray[np.int64], list[Contacts]]:
-    """All pairs of objects of different blocks that touch, as provisional numbers.
+class Joining:
+    """Joins the objects of blocks while these are counted, in any order."""
 
-    Args:
-        grid: The blocks.
-        totals: What is counted of objects.
-        load: Gives the record of a block.
-        connectivity: Which voxels are neighbours.
+    def __init__(
+        self, grid: Grid, connectivity: int, by_keys: bool, load: Callable[[int], BlockRecord]
+    ) -> None:
+        """``load`` gives the record of a block, and ``by_keys`` says that its keys join objects."""
+        self.objects = 0
+        """Those of the blocks that are added."""
+        self._grid, self._reach, self._by_keys = grid, REACH[connectivity], by_keys
+        self._load = lru_cache(maxsize=64)(load)
+        require("scipy.sparse.csgraph", "label")  # while others count
+        self._rows: dict[int, tuple[NDArray[Any], ...]] = {}
+        self._touching: list[tuple[list[int], Offset, NDArray[np.int64], NDArray[np.int64]]] = []
 
-    Returns:
-        The pairs, a row for each; and those that share faces, with their number.
-    """
-    rows, contacts = [np.zeros((0, 2), np.int64)], []
-    reach = REACH[connectivity]
-    for number in range(len(grid)):
-        here = load(number)
-        for other, offset in _after(grid, number, reach) if len(here.first) else ():
-            there, steps = load(other), sum(map(abs, offset))
-            if not len(there.first):
-                continue
-            pairs, faces = _pairs(here, there, offset, reach - steps)
-            rows.append(pairs + totals.starts[[number, other]])
-            if steps == 1:
-                contacts.append(Contacts(offset.index(1), rows[-1], faces))
-    return np.concatenate(rows), contacts
+    def add(self, number: int) -> None:
+        """Add a block, once it is counted: the pairs that it makes with those that are added."""
+        if number in self._rows:
+            return
+        here = self._load(number)
+        self._rows[number] = (*here[:3], here.first[:0] if here.keys is None else here.keys)
+        self.objects += len(here.first)
+        for other, offset in self._around(number) if len(here.first) else ():
+            if other in self._rows and len(self._rows[other][0]):
+                rest = self._reach - sum(map(abs, offset))
+                pairs, faces = _pairs(here, self._load(other), offset, rest)
+                self._touching.append(([number, other], offset, pairs, faces))
+
+    def _around(self, number: int) -> Iterator[tuple[int, Offset]]:
+        """The numbers and offsets of blocks that share a face with a block, by a reach of 2 an
+        edge, by 3 a corner."""
+        cells = self._grid.cells
+        index, one = unflatten(number, cells), (0, 0, 1, 1, 1)
+        for there in indices(Box.of(index, (1,) * 5).grow(one, one) & cells):
+            offset = tuple(np.subtract(there, index)[2:].tolist())
+            if 0 < sum(map(abs, offset)) <= self._reach:
+                yield flatten(there, cells), offset
+
+    @cached_property
+    def whole(self) -> tuple[Totals, NDArray[np.int64], list[Contacts]]:
+        """Of all blocks, which are added: what is counted, the group of each object, and faces
+        between objects."""
+        rows = [self._rows[number] for number in range(len(self._grid))]
+        first, voxels, at_border, keys = map(np.concatenate, zip(*rows, strict=True))
+        starts = np.cumsum([0, *(len(row[0]) for row in rows)], dtype=np.int64)
+        pairs, contacts = [np.zeros((0, 2), np.int64)], []
+        for numbers, offset, local, faces in self._touching:
+            pairs.append(local + starts[numbers])
+            if sum(map(abs, offset)) == 1:
+                contacts.append(Contacts(int(np.flatnonzero(offset)[0]), pairs[-1], faces))
+        groups = (
+            np.unique(keys, return_inverse=True)[1]
+            if self._by_keys
+            else groups_of(self.objects, np.concatenate(pairs), "label")
+        )
+        return Totals(first, voxels, at_border, keys, starts), groups, contacts
 
 
 def numbered(

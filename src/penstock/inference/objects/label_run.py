@@ -13,18 +13,18 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...base import (
     RUN_FILE,
     SUMMARY_FILE,
     Refused,
     format_bytes,
-    groups_of,
     read_json,
     usable_cores,
 )
@@ -48,7 +48,7 @@ from .block_record import load_table, save_array, save_table
 from .block_work import BlockWork, Round
 from .components import HoleTable
 from .decoded_views import Owners, ViewWork, owners_of
-from .face_joins import Contacts, Totals, all_touching, numbered, touches
+from .face_joins import Contacts, Joining, Totals, numbered, touches
 from .label_job import LabelJob
 from .label_output import add_label_levels, check_count
 from .object_table import (
@@ -104,7 +104,7 @@ class LabelRun:
     def __init__(self, labelling: LabelJob, journal: Journal, lock: OutputLock) -> None:
         self.labelling, self.journal, self.lock = labelling, journal, lock
         self.folder = labelling.folder
-        self._joined: dict[str, tuple[Totals, Any, list[Contacts]]] = {}
+        self._joined: dict[str, Joining] = {}
         """The last join, with its round, which the table needs again."""
 
     @cached_property
@@ -140,6 +140,8 @@ class LabelRun:
         """Note that a block is done. What is found of one that is not written has a file."""
         if each.name == "write":
             self.journal.note(self._key(number), each.work.grid[number].size, [check])
+        elif isinstance(each.work, BlockWork) and self.journal.writer is None:
+            self._joining(each.work, number)  # meanwhile others count
         self.lock.check()
 
     def _key(self, number: int) -> Key:
@@ -161,32 +163,27 @@ class LabelRun:
         elif each.name == "count":
             self._number(each.work)
 
-    def _join(self, work: BlockWork) -> tuple[Totals, Any, list[Contacts]]:
-        """The objects of all blocks, the group of each, and faces between blocks."""
+    def _joining(self, work: BlockWork, *numbers: int) -> Joining:
+        """The join of the objects of blocks, to which some are added."""
         if (place := str(work.folder)) not in self._joined:
-            counted = (work.load(n, "faces", "measures") for n in range(len(work.grid)))
-            totals = Totals.of(counted)
-            count, limit = len(totals.first), self.labelling.limit
-            if (needed := self.labelling.joining_takes(count)) > limit:
+            by_keys, connectivity = work.views is not None, work.rule.connectivity
+            load = partial(work.load, without="measures")
+            self._joined = {place: Joining(work.grid, connectivity, by_keys, load)}
+        joining, limit = self._joined[place], self.labelling.limit
+        for number in numbers:
+            joining.add(number)
+            if (needed := self.labelling.joining_takes(joining.objects)) > limit:
                 raise Refused(
-                    f"joining {count:,} objects of blocks takes about {format_bytes(needed)}, and "
-                    f"--max-memory allows {format_bytes(limit)}; what is counted stays: go on with "
-                    "--resume and more, or begin anew with a larger --block"
+                    f"joining {joining.objects:,} objects of blocks takes about "
+                    f"{format_bytes(needed)}, and --max-memory allows {format_bytes(limit)}; what "
+                    "is counted stays: go on with --resume and more, or begin anew with a larger "
+                    "--block"
                 )
-            # 64 are some rows of blocks: where a row has ten, each record is read twice.
-            pairs, contacts = all_touching(
-                work.grid, totals, lru_cache(maxsize=64)(lambda n: work.load(n, "measures")),
-                work.rule.connectivity,
-            )  # fmt: skip
-            # What a decoder sees as one has one key, and is one even where its pieces touch
-            # nowhere.
-            groups = (
-                groups_of(count, pairs, "label")
-                if work.views is None
-                else np.unique(totals.keys, return_inverse=True)[1]
-            )
-            self._joined = {place: (totals, groups, contacts)}
-        return self._joined[place]
+        return joining
+
+    def _join(self, work: BlockWork) -> tuple[Totals, NDArray[np.int64], list[Contacts]]:
+        """The objects of all blocks, the group of each, and faces between blocks."""
+        return self._joining(work, *range(len(work.grid))).whole
 
     def _number(self, work: BlockWork) -> None:
         """Number all objects, and create the output."""
