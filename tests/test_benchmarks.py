@@ -192,7 +192,7 @@ def test_without_the_data_the_emulator_is_skipped_in_words(tmp_path, monkeypatch
     assert capsys.readouterr().out.startswith("skipped: there is no ")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_of_logs_reads_each_kind() -> None:
     readme = (BENCHMARKS / "README.md").read_text()
     script = str(BENCHMARKS / "slurm_logs.py")
@@ -203,7 +203,7 @@ def test_the_benchmark_of_logs_reads_each_kind() -> None:
     assert (BENCHMARKS / "README.md").read_text() == readme
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reports_and_lists_are_measured() -> None:
     pytest.importorskip("jinja2")
     words = [sys.executable, str(BENCHMARKS / "pages.py"), "--cases", "3", "--runs", "60"]

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -216,8 +215,6 @@ def tools(tmp_path) -> Iterator[Path]:
 @pytest.mark.docs
 def test_every_block_runs_in_order(tools: Path, tmp_path) -> None:
     """In one folder, as who reads from the first line to the last."""
-    (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (tools / "python").chmod(0o755)
     here = tmp_path / "clone"
     (here / "src" / "penstock" / "models").mkdir(parents=True)
     shutil.copy(ROOT / "run_benchmark.sh", here)
@@ -227,7 +224,7 @@ def test_every_block_runs_in_order(tools: Path, tmp_path) -> None:
     (here / "one.json").write_text(json.dumps(preset))
     environment = os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "PYTHON": sys.executable,
+        "PYTHON": str(tools / "python"),
         "PYTHONPATH": str(Path(penstock.__file__).parent.parent),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "XDG_DATA_HOME": str(tmp_path / "data"),
@@ -238,7 +235,7 @@ def test_every_block_runs_in_order(tools: Path, tmp_path) -> None:
         if block.page in (FOLLOWED, *tutorials):
             continue
         if block.language == "python":
-            jobs = [[sys.executable, "-W", "error", "-c", block.text]]
+            jobs = [["python", "-W", "error", "-c", block.text]]
         elif block.language == "yaml":
             named = re.match(r"# (\S+\.yaml)\n", block.text)
             assert named, f"{block.page}: a YAML block begins with # and the name of its file"

@@ -226,7 +226,7 @@ def test_bad_input_is_one_sentence_and_exit_2(
 BENCHMARK = ROOT / "benchmarks" / "preprocess.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_benchmark_measures_every_contender(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     readme = BENCHMARK.with_name("README.md").read_text()
