@@ -213,9 +213,7 @@ def rows(tmp_path) -> tuple[Path, np.ndarray]:
 
 @on_gpu
 @pytest.mark.parametrize("as_tensors", [False, True])
-def test_a_pinned_batch_is_not_overwritten_while_it_is_copied(
-    rows: tuple[Path, np.ndarray], as_tensors: bool
-) -> None:
+def test_a_pinned_batch_is_not_overwritten_while_it_is_copied(rows, as_tensors) -> None:
     """Parts of it, on a stream that is late, after the last view of it is gone."""
     import torch
 
@@ -384,9 +382,7 @@ def test_mixed_precision_learns_if_clipped(device: str, pairs: dict[str, Any], t
     assert (resumed["epochs"], resumed["resumed_at_steps"]) == (5, [results["steps"]])
 
 
-def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
-    device: str, pairs: dict[str, Any], tmp_path
-) -> None:
+def test_accumulated_batches_equal_the_big_one_and_all_are_timed(device, pairs, tmp_path) -> None:
     big = train("pairs", pairs, batch_size=6, epochs=2, device=device, output_dir=tmp_path / "big")
     out = tmp_path / "small"
     small = train(

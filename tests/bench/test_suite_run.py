@@ -87,9 +87,7 @@ def test_splits_are_called_as_in_preprocess(data: Path, tmp_path, train: str, va
         ({"val_chips_path": Path(__file__).parent}, "has no chips: there is no index.json"),
     ],
 )
-def test_what_is_not_there_is_named(
-    data: Path, tmp_path, change: Mapping[str, Any], words: str
-) -> None:
+def test_what_is_not_there_is_named(data, tmp_path, change, words) -> None:
     with pytest.raises(UsageError, match=words):
         with_roots(config_for(data, tmp_path, **change), [named_preset("quick")])
 

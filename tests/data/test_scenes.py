@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -159,9 +158,7 @@ def test_labels_lie_on_earth_where_the_raster_says(data: Path, folder: Path) -> 
 @given(rows=st.tuples(st.integers(0, 329), st.integers(1, 200)),
        columns=st.tuples(st.integers(0, 469), st.integers(1, 200)),
        name=st.sampled_from(sorted(CHANNELS)))  # fmt: skip
-def test_a_window_is_a_piece_of_the_whole(
-    folder: Path, rows: tuple[int, int], columns: tuple[int, int], name: str
-) -> None:
+def test_a_window_is_a_piece_of_the_whole(folder, rows, columns, name) -> None:
     """Wherever it lies: no seam between windows that are read one by one."""
     window = (rows[0], min(sum(rows), SIZE[0])), (columns[0], min(sum(columns), SIZE[1]))
     with Scene(folder, (name,)) as scene:
@@ -248,12 +245,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("case", "tiff"), [*zip(DAMAGES, itertools.cycle(TIFF))])
-def test_a_damaged_raster_is_named_and_never_zeros(
-    case: tuple[str, Callable[[Path], Any], str],
-    tiff: str,
-    written: Callable[[str], Path],
-    tmp_path,
-) -> None:
+def test_a_damaged_raster_is_named_and_never_zeros(case, tiff, written, tmp_path) -> None:
     file, damage, sentence = case
     shutil.copytree(written(tiff), tmp_path / "s")
     damage(tmp_path / "s" / file)

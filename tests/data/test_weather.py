@@ -17,9 +17,7 @@ GRID = (8, 16)
         ("ufs-p2", "targets", 85, 17),
     ],
 )
-def test_presets_have_the_channels_and_chunks_of_the_seed(
-    preset: str, array: str, channels: int, chunk: int
-) -> None:
+def test_presets_have_the_channels_and_chunks_of_the_seed(preset, array, channels, chunk) -> None:
     layout = PRESETS[preset].layouts((192, 384))[array]
     assert layout.shape == (192, 384, channels)
     assert layout.chunks == (192, 384, chunk)

@@ -86,9 +86,7 @@ def test_an_image_gets_levels(capsys) -> None:
         3,
     ),
 )
-def test_the_first_level_is_made_of_blocks_as_they_come(
-    blocks: list[str], room: int, later: bool, monkeypatch
-) -> None:
+def test_the_first_level_is_made_of_blocks_as_they_come(blocks, room, later, monkeypatch) -> None:
     """What does not line up with blocks, or has no room, is made at the end."""
     made, make = [], pyramid._make
 

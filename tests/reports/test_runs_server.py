@@ -39,17 +39,13 @@ def ours(folder: Path) -> Iterator[Served]:
         (["s3://bucket/runs"], "FOLDER: a URL was given"),
     ],
 )
-def test_what_is_asked_wrongly_is_one_sentence(
-    words: list[str], sentence: str, here, capsys
-) -> None:
+def test_what_is_asked_wrongly_is_one_sentence(words, sentence, here, capsys) -> None:
     assert main(["dashboard", *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1
 
 
-def test_the_page_is_named_by_its_folder_and_counts_its_runs_once(
-    folder: Path, monkeypatch
-) -> None:
+def test_the_page_is_named_by_its_folder_and_counts_its_runs_once(folder, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     report = dashboard._about([Path()], 3)
     assert report.title == f"Penstock: {folder.name}"
