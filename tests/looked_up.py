@@ -19,6 +19,7 @@ if "TRAININGS_FORKED" in os.environ:
     import torch._dynamo  # noqa: F401 - which every optimizer loads
     from matplotlib import pyplot  # noqa: F401
 
+    from penstock.inference.objects import labelling  # noqa: F401
     from penstock.training.ranks import torchmetrics_by_version
 
     with torchmetrics_by_version():
