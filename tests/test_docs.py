@@ -70,6 +70,8 @@ MAY_SAY = {"penstock compare": (0, 1, 3, 4)}
 """Exit codes of commands that may find something; the others end with 0."""
 
 QUICKER = {
+    "penstock train spiral --epochs 2 --output-dir tracked": "--num-samples 3000 "
+    "--track tensorboard",  # test_mlflow trains with both
     "penstock train spiral": "--num-samples 3000",
     "torchrun": "--num-samples 3000",
     "penstock train --train": "--epochs 1 --max-steps 6",
@@ -84,7 +86,7 @@ QUICKER = {
     "penstock preprocess --data_root": "--chip-size 128 --overlap 32",
     "penstock generate volume": "--shape 48 96 96",
     "python training/denoise_tiny.py": "--steps 2 --volumes 1",
-    "penstock tune infer": "--most-seconds 5 --launch-seconds 0.3",
+    "penstock tune infer": "--most-seconds 2 --launch-seconds 0.2",
 }
 """What is added to commands that measure much, or often, for the sake of an interval, that train
 until something is learnt, and that make what several commands read."""

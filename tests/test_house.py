@@ -24,7 +24,6 @@ from .house import (
     doors,
     files,
     forget,
-    imports_in,
     imports_of,
     module_of,
     nodes,
@@ -60,20 +59,6 @@ def test_no_room_bears_the_name_of_a_room_in_another_wing() -> None:
         if not room.startswith("__") and wing != "cli":
             wings.setdefault(room, set()).add(wing)
     assert {room: names for room, names in wings.items() if len(names) > 1} == {}
-
-
-def test_imports_are_seen_in_each_of_their_forms() -> None:
-    code = (
-        "import penstock.data.box, numpy\nfrom penstock.data import Box\nfrom ..data import Box\n"
-        "from . import loop\nfrom numpy import array\nif 1:\n    import penstock.data as data"
-    )
-    assert list(imports_in(ast.walk(ast.parse(code)), ["penstock", "training"])) == [
-        ("penstock.data", "box", 1),
-        ("penstock.data", "Box", 2),
-        ("penstock.data", "Box", 3),
-        ("penstock.training", "loop", 4),
-        ("penstock", "data", 7),
-    ]
 
 
 def _strange(file: str) -> Iterator[str]:

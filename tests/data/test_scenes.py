@@ -59,23 +59,6 @@ def test_a_scene_is_the_same_from_the_same_seed_and_another_from_another() -> No
     assert np.nanmax(np.abs(first[0] - other[0])) > 1
 
 
-def test_sea_looks_like_the_sea_of_sentinel_1() -> None:
-    from scipy import ndimage
-
-    scene = SyntheticScene((600, 700), COASTAL, 10)
-    vh, vv = pixels(scene)
-    ndi = ndimage.zoom(scene.elevation, 10, order=0)[:600, :700]
-    sea = (ndi < -30) & np.isfinite(vv)
-    assert -20 < np.median(vv[sea]) < -12
-    assert -31 < np.median(vh[sea]) < -22
-    # Heavier tails than speckle of that many looks alone has: the sea is K-distributed.
-    power = 10 ** (vv[sea] / 10)
-    assert np.var(power) / np.mean(power) ** 2 > 1.2 / 4.4
-    land = (ndi > 10) & np.isfinite(vv)
-    assert np.median(vh[land]) > np.median(vh[sea]) + 4
-    assert 0.005 < np.isnan(vv).mean() < 0.1
-
-
 def test_targets_shine_where_they_are_said_to_be() -> None:
     scene = SyntheticScene((900, 900), COASTAL, 20)
     _, vv = pixels(scene)

@@ -3,14 +3,13 @@
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.cli import dashboard, main
 
-from ..anew import WAYS
 from .kit import launch
 from .run_kit import ledger_of, training
 from .served import Served, command, environment, served
@@ -121,13 +120,3 @@ def test_a_taken_port_is_one_sentence(ours: Served, folder: Path) -> None:
     )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert f"--port {ours.port}: Address already in use; --port 0 takes any" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", WAYS)
-def test_help_waits_for_nothing_heavy(run: Callable[..., str]) -> None:
-    code = (
-        "from penstock.cli import main\ntry: main(['dashboard', '--help'])\nexcept SystemExit: pass"
-    )
-    heavy = {"jinja2", "pandas", "matplotlib", "torch"}
-    assert "usage: penstock dashboard" in run(code, without=heavy)
