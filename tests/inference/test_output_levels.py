@@ -231,17 +231,6 @@ def test_a_job_that_ends_among_levels_goes_on(monkeypatch, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_repair_writes_reaches_the_levels() -> None:
-    assert infer("a.zarr") == 0
-    right = levels("a.zarr")
-    (chunk, *_) = sorted(Path("a.zarr/0/c").rglob("*"), key=lambda file: file.stat().st_size)[-1:]
-    chunk.write_bytes(b"damaged")
-    assert main(["repair", "a.zarr"]) == 0
-    made = levels("a.zarr")
-    assert len(made) == 2 and all((a == b).all() for a, b in zip(made, right, strict=True))
-
-
-@pytest.mark.slow
 def test_levels_that_were_begun_of_other_blocks_are_made_anew() -> None:
     """A run is killed among its levels; then a chunk of a block is lost, and computed again."""
     assert infer("a.zarr", "--levels", "none") == 0
