@@ -38,8 +38,9 @@ LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/tes
 	reports/test_figures.py training/test_detector.py training/test_loop.py \
 	training/test_tracking.py)
 
+# Each worker of xdist would load all libraries again, and the slow tests run beside these.
 lowest: $(VENV)-lowest/ready        ## data, inference, loaders and training on the lowest versions allowed
-	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal $(LOWEST)
+	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest $(LOWEST)
 
 # No part of `make check`: torch of that age comes with gigabytes of CUDA libraries.
 lowest-torch: $(VENV)-lowest-torch/ready ## the same, and all that computes, with the lowest torch too
@@ -74,8 +75,8 @@ pythons:                            ## the core alone, and its tests, on another
 	for python in $(PYTHONS); do $$python --version && \
 		$$python -m venv --clear $(VENV)-other && \
 		$(VENV)-other/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-			-e . pytest pytest-xdist hypothesis && \
-		$(VENV)-other/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" $(CORE) || exit 1; done
+			-e . pytest hypothesis && \
+		$(VENV)-other/bin/python -m pytest -q -m "not slow" $(CORE) || exit 1; done
 
 proofs: $(VENV)/ready               ## before a release: tests whose law a quicker one holds too
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m "long or hypothesis" --hypothesis-profile most \

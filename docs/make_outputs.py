@@ -50,15 +50,16 @@ def environment_in(folder: Path) -> dict[str, str]:
     """The variables of a shell that finds this checkout's ``penstock``."""
     tools = folder / "bin"
     tools.mkdir(exist_ok=True)
-    for name, module in (("penstock", "penstock"), ("torchrun", "torch.distributed.run")):
+    modules = {"penstock": "-m penstock", "torchrun": "-m torch.distributed.run", "python": ""}
+    for name, module in modules.items():
         tool = tools / name
         if tool.exists():  # a test has put its own there
             continue
-        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         tool.chmod(0o755)
     return os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "PYTHON": sys.executable,
+        "PYTHON": str(tools / "python"),
         "PYTHONPATH": str(HERE.parent / "src"),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "COLUMNS": "100",
@@ -83,7 +84,7 @@ def run(page: str, folder: Path, prepare: Callable[[str], str] = str) -> Iterato
         if language == "sh":
             words = ["bash", "-e", "-c", prepare(text)]
         elif language == "python":
-            words = [sys.executable, "-c", text]
+            words = ["python", "-c", text]
         else:
             if language == "yaml":  # a file by the name in its first line
                 (here / text.split()[1]).write_text(text)

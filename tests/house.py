@@ -1,10 +1,9 @@
 """The rules of the house as ARCHITECTURE.md has them, and the package as its files have it."""
 
 import ast
-import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -169,35 +168,6 @@ def doors() -> dict[str, dict[str, str]]:
                 assert alias.name not in names, f"{stub.parent.name} hands out {alias.name} twice"
                 names[alias.name] = file
     return homes
-
-
-NAMES = (
-    "import json, sys; from importlib import import_module\n"
-    "rooms_first, rooms, doors = json.loads(sys.argv[1])\n"
-    "def names():\n"
-    "    door = {d: import_module('penstock.' + d) for d in doors}\n"
-    "    return {(d, n): getattr(door[d], n) for d in doors for n in doors[d]}\n"
-    "before = None if rooms_first else names()\n"
-    "for room in rooms: import_module(room)\n"
-    "after = names()\n"
-    "for (d, n), what in after.items():\n"
-    "    home = import_module(doors[d][n])\n"
-    "    assert what is getattr(home, n), (d, n)\n"
-    "    assert before is None or what is before[d, n], (d, n)\n"
-    "print(len(after))"
-)
-
-
-def check_names(wings: Collection[str], rooms_first: bool, run: Callable[..., str]) -> None:
-    """That an imported room of these wings hides no name that their doors hand out."""
-    homes = {
-        door: {name: module_of(file) for name, file in names.items()}
-        for door, names in doors().items()
-        if door in wings
-    }
-    modules = [module_of(file) for file in files() if file.split("/")[0] in wings]
-    printed = run(NAMES, [json.dumps([rooms_first, modules, homes])])
-    assert int(printed) == sum(map(len, homes.values())) > 0
 
 
 class Import(NamedTuple):

@@ -16,6 +16,10 @@ from penstock.base.config.infer import InferConfig
 from penstock.inference.opening.identity import code_of_voxels
 
 if "TRAININGS_FORKED" in os.environ:
+    import torch._dynamo  # noqa: F401 - which every optimizer loads
+    from matplotlib import pyplot  # noqa: F401
+
+    from penstock.inference.objects import labelling  # noqa: F401
     from penstock.training.ranks import torchmetrics_by_version
 
     with torchmetrics_by_version():

@@ -190,28 +190,3 @@ def test_without_the_data_the_emulator_is_skipped_in_words(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     runpy.run_path(script, run_name="__main__")
     assert capsys.readouterr().out.startswith("skipped: there is no ")
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_logs_reads_each_kind() -> None:
-    readme = (BENCHMARKS / "README.md").read_text()
-    script = str(BENCHMARKS / "slurm_logs.py")
-    done = subprocess.run([sys.executable, script, "--mb", "1", "--rounds", "1"],
-                          check=True, capture_output=True, text=True)  # fmt: skip
-    for log in ("bars", "labelled", "epochs", "bars, .gz", "large"):
-        assert f"| {log}, 1 MB |" in done.stdout
-    assert (BENCHMARKS / "README.md").read_text() == readme
-
-
-@pytest.mark.slow
-def test_reports_and_lists_are_measured() -> None:
-    pytest.importorskip("jinja2")
-    words = [sys.executable, str(BENCHMARKS / "pages.py"), "--cases", "3", "--runs", "60"]
-    done = subprocess.run([*words, "--rounds", "2"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    names = [row["what"] for row in rows if row["round"] == 1]
-    assert names == ["report", "help", "page"] and len(rows) == 2 * len(names)
-    assert rows[0]["records"] == 15 and rows[0]["bytes"] > 10_000
-    assert rows[-1]["what"] == "page" and rows[-1]["rows"] == 60
-    assert all(row["s"] > 0 for row in rows if row["what"] in ("report", "help"))

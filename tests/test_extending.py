@@ -302,9 +302,7 @@ BROKEN = [
         *((what, *way) for what in ("stores", "workloads") for way in BROKEN[:2]),
     ],
 )
-def test_what_is_broken_is_told_with_its_package(
-    what: str, code: str, value: str, reason: str, site: Site, capsys
-) -> None:
+def test_what_is_broken_is_told_with_its_package(what, code, value, reason, site, capsys) -> None:
     (site.folder / "theirs.py").write_text(code)
     site.install("their-tools", f"penstock.{what}", {"aardvark": value}, "2.1")
     error = refused(what, "aardvark", capsys)

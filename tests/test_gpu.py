@@ -213,9 +213,7 @@ def rows(tmp_path) -> tuple[Path, np.ndarray]:
 
 @on_gpu
 @pytest.mark.parametrize("as_tensors", [False, True])
-def test_a_pinned_batch_is_not_overwritten_while_it_is_copied(
-    rows: tuple[Path, np.ndarray], as_tensors: bool
-) -> None:
+def test_a_pinned_batch_is_not_overwritten_while_it_is_copied(rows, as_tensors) -> None:
     """Parts of it, on a stream that is late, after the last view of it is gone."""
     import torch
 
@@ -384,9 +382,7 @@ def test_mixed_precision_learns_if_clipped(device: str, pairs: dict[str, Any], t
     assert (resumed["epochs"], resumed["resumed_at_steps"]) == (5, [results["steps"]])
 
 
-def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
-    device: str, pairs: dict[str, Any], tmp_path
-) -> None:
+def test_accumulated_batches_equal_the_big_one_and_all_are_timed(device, pairs, tmp_path) -> None:
     big = train("pairs", pairs, batch_size=6, epochs=2, device=device, output_dir=tmp_path / "big")
     out = tmp_path / "small"
     small = train(
@@ -399,45 +395,6 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
     assert_close(one, other, 1e-4 if device == "cpu" else 1e-2)
     for name in one if device == "cpu" else ():
         np.testing.assert_allclose(other[name], one[name], rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-@pytest.mark.slow
-def test_the_benchmark_goes_on_after_a_crash(tmp_path) -> None:
-    """gpu.sh on a program that only tells how it was called; every sweep of it has a crash."""
-    program = tmp_path / "program"
-    program.write_text(
-        """#!/usr/bin/env bash
-        echo "${@:3:2}" >>"$LOG"
-        case "$3 $*" in
-        doctor* | *--find-limit*) ;;
-        bench*) exit "$STATUS" ;;
-        esac
-        """
-    )
-    program.chmod(0o755)
-    log, kept = tmp_path / "log", tmp_path / "kept"
-    settings = {"PYTHON": str(program), "LOG": str(log), "WORK": str(tmp_path / "work")}
-    parts = ("check", "limits", "variants", "tiles")
-    command = ["bash", str(BENCHMARKS / "gpu.sh"), str(kept), *parts]
-
-    def called(status: int) -> tuple[int, list[str]]:
-        log.write_text("")
-        environment = {**os.environ, **settings, "STATUS": str(status)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        return done.returncode, log.read_text().splitlines()
-
-    sweep = ["bench model", f"plot {kept}/NAME.csv"]
-    assert called(1) == (
-        1,
-        ["doctor --json", *["bench model"] * 2]
-        + [
-            line.replace("NAME", name)
-            for name in ("variants", "inference-100m", "train-100m", "inference-300m", "train-300m")
-            for line in sweep
-        ],
-    )
-    code, calls = called(2)
-    assert (code, len(calls)) == (2, 4), "what is refused is the end"
 
 
 @pytest.mark.long

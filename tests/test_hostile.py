@@ -180,20 +180,6 @@ def test_a_closed_stderr_changes_nothing() -> None:
         assert not any("penstock infer: " in line for line in said)
 
 
-@pytest.mark.slow
-def test_more_shares_than_parts_are_fine(capsys) -> None:
-    np.save("in.npy", np.ones((8, 8, 8), "uint8"))
-    words = ["infer", "--in-spec", "in.npy", *KNOBS, "--normalize", "none"]
-    for step in (
-        "--prepare --workers 3",
-        "--part 2/3",
-        *(f"--part {i}/3" for i in range(1, 4)),
-        "--finish",
-    ):
-        assert main([*words, *step.split()]) == 0, step
-    assert "Complete" in capsys.readouterr().out
-
-
 def test_a_folder_without_a_name(capsys) -> None:
     Path("a.ledger").mkdir()
     Path("a.ledger", "records.jsonl").touch()

@@ -223,12 +223,22 @@ def test_the_line_that_a_message_prints_works_without_an_index(tmp_path) -> None
     assert (done.returncode, line) == (0, "penstock-dl[track]"), done.stderr
 
 
-@pytest.mark.slow
-def test_the_source_archive_is_small(tmp_path) -> None:
-    words = [sys.executable, "-c", "import hatchling.build as b, sys; b.build_sdist(sys.argv[1])"]
-    done = subprocess.run([*words, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A folder with what is uploaded for a release."""
+    folder = tmp_path_factory.mktemp("built")
+    code = (
+        "import hatchling.build as b, sys; b.build_sdist(sys.argv[1]); b.build_wheel(sys.argv[1])"
+    )
+    words = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    (archive,) = tmp_path.glob("penstock_dl-*.tar.gz")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_source_archive_is_small(built: Path) -> None:
+    (archive,) = built.glob("penstock_dl-*.tar.gz")
     assert archive.stat().st_size < 1_200_000  # it is source alone
     with tarfile.open(archive) as files:
         inside = {name.partition("/")[2] for name in files.getnames()}
@@ -237,11 +247,8 @@ def test_the_source_archive_is_small(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_what_is_read_at_run_time(tmp_path) -> None:
-    words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), "."]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("penstock_dl-*.whl")
+def test_the_wheel_holds_what_is_read_at_run_time(built: Path) -> None:
+    (wheel,) = built.glob("penstock_dl-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith("/METADATA"))

@@ -98,7 +98,7 @@ def test_every_verb_is_imported_and_helps_and_what_windows_cannot_is_said_in_a_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", ["win32", "darwin"])
+@pytest.mark.parametrize("system", ["win32", pytest.param("darwin", marks=pytest.mark.long)])
 def test_a_job_is_planned_and_run_and_a_net_is_trained(system: str, tmp_path) -> None:
     np.save(tmp_path / "in.npy", np.arange(24**3, dtype=np.uint16).reshape(24, 24, 24))
     code = """

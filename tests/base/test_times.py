@@ -52,9 +52,7 @@ UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 0.001}
     st.sampled_from(["", " "]),
     st.sampled_from(["", " ", ", ", " and "]),
 )
-def test_numbers_with_units_are_what_timedelta_makes_of_them(
-    units: list[str], counts: list[int], space: str, between: str
-) -> None:
+def test_numbers_with_units_are_what_timedelta_makes_of_them(units, counts, space, between) -> None:
     parts = dict(zip(sorted(units, key=lambda unit: -UNITS[unit]), counts, strict=False))
     names = {"d": "days", "h": "hours", "min": "minutes", "s": "seconds", "ms": "milliseconds"}
     text = between.join(f"{count}{space}{unit}" for unit, count in parts.items())

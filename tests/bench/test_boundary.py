@@ -172,9 +172,7 @@ def test_any_staircase_is_found_exactly(edges: dict[str, int], max_batch: int, p
     st.integers(10**6, 10**11),
     st.lists(st.integers(1, 64), min_size=1, max_size=8, unique=True),
 )
-def test_straight_memory_costs_two_launches_a_tile(
-    base: int, per_pixel: int, budget: int, sides: list[int]
-) -> None:
+def test_straight_memory_costs_two_launches_a_tile(base, per_pixel, budget, sides) -> None:
     tiles = [str(8 * side) for side in sorted(sides)]
     limits = find_limits(tiles, straight(base, per_pixel, budget), 1 << 20)
     # Where the edge is a whole number of batches, the rounding of the line may miss it by one.
@@ -186,9 +184,7 @@ def test_straight_memory_costs_two_launches_a_tile(
                     st.tuples(st.sampled_from(["ok", "oom", "failed"]), st.integers(0, 999))),
     st.integers(1, 100),
 )  # fmt: skip
-def test_noise_never_hangs_a_search(
-    answers: dict[tuple[str, int], tuple[str, int]], max_batch: int
-) -> None:
+def test_noise_never_hangs_a_search(answers, max_batch) -> None:
     def fits(tile: str, batch: int) -> Trial:
         outcome, peak = answers.get((tile, batch), ("ok" if batch % 3 else "oom", 7))
         return Trial(outcome, peak, 1000, reason="noise")  # type: ignore[arg-type]

@@ -78,9 +78,7 @@ def test_each_end_of_a_process_is_the_right_row(
         ("Missing", "unsupported", "setup", "there is no scenario", "Missing"),
     ],
 )
-def test_each_exception_is_the_right_row(
-    animal: str, status: str, stage: str, message: str, stderr: str
-) -> None:
+def test_each_exception_is_the_right_row(animal, status, stage, message, stderr) -> None:
     check_failure(run(animal), status, stage, message, stderr)
 
 

@@ -85,9 +85,9 @@ def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path) -> None:
     }  # fmt: skip
     budget = 700 * MIB
     ledger = Ledger(tmp_path / "ledger")
-    (limit,) = boundary.model_limits(case, ["1024"], 2, 1024, budget, ledger, timeout_s=300)
+    (limit,) = boundary.model_limits(case, ["1792"], 2, 1024, budget, ledger, timeout_s=300)
     answers = {record.case["batch"]: record.status for record in ledger.records()}
     assert limit.batch is not None and limit.failing_batch == limit.batch + 1, limit.sentence
     assert (answers[limit.batch], answers[limit.failing_batch]) == ("ok", "oom_host")
     # What it took is less than all, and what the output alone would take is less than that.
-    assert limit.peak is not None and 64 * limit.batch * 512**2 < limit.peak < 1.5 * budget
+    assert limit.peak is not None and 64 * limit.batch * 1792**2 < limit.peak < 1.5 * budget

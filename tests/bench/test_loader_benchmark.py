@@ -71,9 +71,7 @@ def test_bad_input_is_one_sentence_and_creates_nothing(
     ("status", "code"),
     [("ok", 0), ("unsupported", 0), ("crash", 1), ("timeout", 1), ("oom_host", 1)],
 )
-def test_the_exit_code_is_that_of_the_launches(
-    data: Path, tmp_path, monkeypatch, status: str, code: int
-) -> None:
+def test_the_exit_code_is_that_of_the_launches(data, tmp_path, monkeypatch, status, code) -> None:
     monkeypatch.setattr("penstock.cli.bench.checked_loader_cases", lambda cases, *_: cases)
     monkeypatch.setattr(
         "penstock.cli.bench._loader_sweep", lambda *_: [record(0, 1.0), record(1, 1.0, status)]

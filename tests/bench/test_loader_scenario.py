@@ -144,9 +144,7 @@ def planes(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("batch", "shuffle", "again"), [(4, "none", 0.0), (2, "none", 0.6), (4, "sample", 1.0)]
 )
-def test_a_cold_cache_is_warm_where_batches_share_chunks(
-    batch: int, shuffle: str, again: float, planes: Path
-) -> None:
+def test_a_cold_cache_is_warm_where_batches_share_chunks(batch, shuffle, again, planes) -> None:
     cold = case(planes, cache="cold", batch=batch, shuffle=shuffle, batches=1)
     facts = measured(LoaderScenario(cold), 1)["facts"]
     assert facts["again"] == pytest.approx(again, abs=0.3 if shuffle == "sample" else 1e-9)

@@ -15,6 +15,7 @@ from penstock.bench.launch.supervisor import Ending
 from penstock.cli import main
 from penstock.instruments import Ledger, Record
 
+from ..preloaded import forked_commands
 from ..rows import rows_of
 from . import answers
 from .kit_model import CASE
@@ -174,9 +175,11 @@ def test_resume_refuses_what_another_machine_measured(fake: Path, capsys) -> Non
 
 
 @pytest.mark.slow
-def test_from_a_file_to_a_row(nets: str, tmp_path, here) -> None:
+def test_from_a_file_to_a_row(nets: str, tmp_path, here, monkeypatch) -> None:
     words = f"--model {nets}:convs --tile_sizes 16 --batch_sizes 1 --mode train --device cpu"
-    assert bench(*words.split(), "--launch-seconds", "0.2") == 0
+    with forked_commands(tmp_path):
+        monkeypatch.setattr(supervisor, "WORKER", (str(tmp_path / "launch"),))
+        assert bench(*words.split(), "--launch-seconds", "0.2") == 0
     (row,) = rows_of(tmp_path / "out/bench.csv")
     assert (row["mode"], row["status"], row["model_params"]) == ("train", "ok", "370")
     assert float(row["total_time_ms"]) > 0

@@ -209,9 +209,7 @@ def test_a_checked_case_has_its_device_and_channels_and_was_not_run(nets: str) -
         ("overwriting", {"mode": "train", "checkpointing": True}, "part 1 .* overwrites its input"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before(
-    nets: str, net: str, knobs: dict[str, Any], sentence: str
-) -> None:
+def test_what_cannot_be_measured_is_said_before(nets, net, knobs, sentence) -> None:
     with pytest.raises(UsageError, match=sentence) as raised:
         under_test.check({**CASE, "model": f"{nets}:{net}"} | knobs)
     assert "\n" not in str(raised.value)

@@ -32,9 +32,7 @@ from .kit_suite import CUSTOM, DATA, H100, parsed
         ("dgx-a100", (16, 32, 64, 128), (8, 16, 24, 32), 8),
     ],
 )
-def test_presets_are_those_of_the_seed(
-    name: str, batches: tuple[int, ...], workers: tuple[int, ...], ranks: int
-) -> None:
+def test_presets_are_those_of_the_seed(name, batches, workers, ranks) -> None:
     preset = named_preset(name)
     assert (preset.batch_sizes, preset.num_workers_list) == (batches, workers)
     assert (preset.world_size, preset.distributed) == (ranks, ranks > 1)

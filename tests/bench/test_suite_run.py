@@ -36,7 +36,7 @@ from penstock.cluster.place import NOT_A_RANK
 from penstock.data import SPLITS, Chips
 from penstock.instruments.ledger import Ledger
 
-from ..preloaded import forked_workers
+from ..preloaded import forked_workers, started
 from .kit_suite import CUSTOM, config_for, flags, made_up, parsed
 
 pytestmark = pytest.mark.skipif(
@@ -87,9 +87,7 @@ def test_splits_are_called_as_in_preprocess(data: Path, tmp_path, train: str, va
         ({"val_chips_path": Path(__file__).parent}, "has no chips: there is no index.json"),
     ],
 )
-def test_what_is_not_there_is_named(
-    data: Path, tmp_path, change: Mapping[str, Any], words: str
-) -> None:
+def test_what_is_not_there_is_named(data, tmp_path, change, words) -> None:
     with pytest.raises(UsageError, match=words):
         with_roots(config_for(data, tmp_path, **change), [named_preset("quick")])
 
@@ -160,10 +158,8 @@ def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(data: Path,
     path.write_text(json.dumps({**quick, "name": "long", "epochs": 1000, "batch_sizes": [1],
                                 "num_workers_list": [1]}))  # fmt: skip
     words = ["suite", "benchmark", "--config", str(path), *flags(data, out)]
-    command = [sys.executable, "-m", "penstock", *words]
     folder = out / "benchmark_long_batch1_workers1"
-
-    suite = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    suite = started(tmp_path, words)
     try:
         until((folder / "steps" / "rank0.csv").exists)
         children = psutil.Process(suite.pid).children
@@ -175,7 +171,7 @@ def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(data: Path,
             prepare_suite(config_for(data, out, overwrite=True), {})
     finally:
         suite.kill()
-        suite.wait()
+        suite.join()
     until(lambda: not psutil.wait_procs(below, timeout=0)[1])
     prepare_suite(config_for(data, out, overwrite=True), {})
 

@@ -1,15 +1,6 @@
 """``penstock inspect`` says how far a network sees."""
 
-import pytest
-
 from penstock.cli import main
-
-
-@pytest.mark.slow
-def test_a_network_of_the_registry_is_known(capsys) -> None:
-    assert main(["inspect", "denoise-tiny"]) == 0
-    said = capsys.readouterr().out
-    assert "exact with --overlap 16 16 16" in said and "grid      4 x 4 x 4" in said
 
 
 def test_a_network_of_the_user_is_inspected(tmp_path, capsys) -> None:

@@ -221,18 +221,6 @@ def test_items_go_on_elsewhere_when_the_only_worker_that_fits_is_gone() -> None:
     assert max(CALLS.values()) == 1
 
 
-@pytest.mark.slow
-def test_the_wait_for_a_worker_that_fits_ends() -> None:
-    with workers_of("fit", worker_timeout=0.2) as (cluster, workers):
-
-        def then(results: set[int]) -> None:
-            if "fit" in cluster.dask.worker_spec and len(results) >= 3:
-                cluster.change(gone="fit", come="odd")
-
-        with pytest.raises(Incomplete, match=r"no worker of tcp://.* was there for"):
-            results_of(cluster, workers, then)
-
-
 @pytest.mark.parametrize(("names", "most"), [("odd odder", 9), ("odd odder oddest oddity", 3)])
 def test_a_job_that_no_worker_can_do_ends_at_once(names: str, most: int) -> None:
     """Or when so many could not: the fault may be the user's, and a cluster may have thousands."""

@@ -263,10 +263,7 @@ def test_srun_is_told_what_it_would_forget() -> None:
         (STEP, ["slurm"], "this is rank 5 of 6 already: leave out srun"),
     ],
 )
-def test_what_cannot_be_started(
-    environ: dict[str, str], words: list[str], sentence: str, monkeypatch,
-    capsys,
-) -> None:  # fmt: skip
+def test_what_cannot_be_started(environ, words, sentence, monkeypatch, capsys) -> None:
     for name, text in environ.items():
         monkeypatch.setenv(name, text)
     assert main(["launch", *words, "--", *SPIRAL]) == 2

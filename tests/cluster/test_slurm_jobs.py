@@ -56,9 +56,7 @@ def directives(text: str) -> dict[str, str]:
         ("raven-8gpu", "2", "4", "gpu:a100:4", "500000"),
     ],
 )
-def test_the_three_jobs_of_the_seed(
-    name: str, nodes: str, tasks: str, gres: str, memory: str, capsys
-) -> None:
+def test_the_three_jobs_of_the_seed(name, nodes, tasks, gres, memory, capsys) -> None:
     words = ["--preset", name, "--venv", "/u/me/env", "--", "train", "spiral", "--noise", "0.06"]
     assert main(["slurm", "render", *words]) == 0
     text = capsys.readouterr().out
@@ -449,9 +447,7 @@ def spoken(tmp_path, monkeypatch) -> Callable[..., None]:
     return speak
 
 
-def test_accounting_is_asked_for_what_the_controller_does_not_know(
-    spoken: Callable[..., None], capsys
-) -> None:
+def test_accounting_is_asked_for_what_the_controller_does_not_know(spoken, capsys) -> None:
     spoken(squeue=(0, recorded("squeue-running") + recorded("squeue-several").partition("\n")[2]))
     states = slurm_states.job_states(["1", "3", "77"])
     assert states["1"] == [JobState("1", "RUNNING", None, 0, 0, 0, "n[1-2]")]

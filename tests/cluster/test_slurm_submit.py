@@ -169,9 +169,7 @@ def test_no_value_of_a_preset_is_a_line(tmp_path_factory, key: str, value: Any, 
         (["penstock", "plan", *INFER[1:]], ["plan", *INFER[1:]], True),
     ],
 )  # fmt: skip
-def test_a_verb_takes_the_place_of_the_script(
-    words: list[str], received: list[str] | None, resumes: bool, capsys
-) -> None:
+def test_a_verb_takes_the_place_of_the_script(words, received, resumes, capsys) -> None:
     (text,) = rendered(capsys, "--venv", "/env", "--", *words)
     got = directives(text)
     received, again = received or words, " ${SLURM_RESTART_COUNT:+--resume}" if resumes else ""

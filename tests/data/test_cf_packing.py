@@ -44,9 +44,7 @@ def values_of(place: Path, **how: Any) -> Any:
         {"dtype": "float32"},
     ]),
 )  # fmt: skip
-def test_what_xarray_packs_is_read_as_xarray_reads_it(
-    zarr_format: int, encoding: dict[str, Any], tmp_path
-) -> None:
+def test_what_xarray_packs_is_read_as_xarray_reads_it(zarr_format, encoding, tmp_path) -> None:
     values = encoding.get("add_offset", 0) + np.arange(60, dtype="float32").reshape(3, 4, 5)
     values[0, 0, 0] = np.nan
     place = packed(tmp_path / "a.zarr", values, zarr_format, **encoding)
@@ -70,14 +68,7 @@ def test_what_xarray_packs_is_read_as_xarray_reads_it(
     ends=st.one_of(st.none(), st.tuples(st.integers(-100, 0), st.integers(0, 100))),
     scale=st.sampled_from([None, 0.5, 3.0]),
 )
-def test_values_are_those_of_the_conventions(
-    stored: list[int],
-    unsigned: bool,
-    fill: int | None,
-    missing: list[int],
-    ends: tuple[int, int] | None,
-    scale: float | None,
-) -> None:
+def test_values_are_those_of_the_conventions(stored, unsigned, fill, missing, ends, scale) -> None:
     attributes: dict[str, Any] = {"missing_value": missing, "_FillValue": fill}
     attributes |= {"scale_factor": scale, "_Unsigned": str(unsigned).lower()}
     if ends is not None:

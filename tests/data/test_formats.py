@@ -381,9 +381,7 @@ def test_a_raster_behind_http(rasters: Array) -> None:
 
 
 @pytest.mark.slow
-def test_a_raster_in_a_bucket_of_another_server(
-    rasters: Array, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_raster_in_a_bucket_of_another_server(rasters, s3_endpoint, monkeypatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     file, head = Path("1.tif").read_bytes(), {"Content-Type": "image/tiff"}
     url = f"{s3_endpoint}/test-bucket/1.tif"

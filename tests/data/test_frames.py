@@ -226,9 +226,7 @@ IMAGE = {"axes": [{"name": a} for a in "zyx"], "datasets": [{"path": "0"}]}
     ],
     ids="plate well labels bf2raw hcs plate-out well-out labels-out none odd two query".split(),
 )
-def test_a_group_of_several_is_listed(
-    attributes: dict[str, Any], message: str, version: int, tmp_path
-) -> None:
+def test_a_group_of_several_is_listed(attributes, message, version, tmp_path) -> None:
     group = ome_group(tmp_path, attributes, version)
     for read in (open_source, lambda place: penstock.Loader(place, batch_size=1)):
         with pytest.raises(UsageError, match=message):
@@ -412,10 +410,7 @@ SIZES = st.sampled_from([0.25, 0.5, 2.0, 4.0])
     micro=st.sampled_from(["um", "micron", "\\u00B5m"]),
     lead=st.sampled_from(["", "Z", "ZC", "TC", "TZC"]),
 )  # fmt: skip
-def test_sizes_of_imagej(
-    x: float, y: float, z: float, t: float | None, micro: str, lead: str,
-    tmp_path_factory,
-) -> None:  # fmt: skip
+def test_sizes_of_imagej(x, y, z, t, micro, lead, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("imagej") / "a.tif"
     axes, shape = f"{lead}YX", (*range(2, 2 + len(lead)), 6, 7)
     values = np.arange(np.prod(shape), dtype="u2").reshape(shape)

@@ -78,9 +78,7 @@ def test_generate_makes_a_volume(specimen: Specimen, tmp_path, monkeypatch, caps
         ("--from none.nc ufs-p1 OUT", "takes OUT and nothing else, and got ufs-p1 OUT"),
     ],
 )
-def test_wrong_usage_is_one_sentence_and_exit_2(
-    words: str, sentence: str, tmp_path, here, capsys
-) -> None:
+def test_wrong_usage_is_one_sentence_and_exit_2(words, sentence, tmp_path, here, capsys) -> None:
     assert main(["generate", *words.split()]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -91,9 +89,7 @@ def test_wrong_usage_is_one_sentence_and_exit_2(
 @pytest.mark.parametrize(
     "words", ["ufs-p2 OUT --samples 4 --grid 8 16", "volume OUT --shape 8 8 8", "xview3 OUT"]
 )
-def test_no_data_is_made_inside_an_array(
-    words: str, specimen: Specimen, tmp_path, monkeypatch, capsys
-) -> None:
+def test_no_data_is_made_inside_an_array(words, specimen, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(generate, "Specimen", {0: specimen}.__getitem__)
     folder = tmp_path / "set"
     folder.mkdir()

@@ -85,9 +85,7 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path) -> N
         ("--samples 5", "--samples 5: .* gives 4"),
     ],
 )
-def test_what_a_file_does_not_have_is_refused(
-    flags: str, sentence: str, weather: Path, tmp_path, capsys
-) -> None:
+def test_what_a_file_does_not_have_is_refused(flags, sentence, weather, tmp_path, capsys) -> None:
     words = ["generate", "--from", str(weather), str(tmp_path / "data"), *flags.split()]
     assert main(words) == 2
     assert re.search(sentence, capsys.readouterr().err)
@@ -143,9 +141,7 @@ def test_corners_of_cells_are_no_weather_and_months_no_hindrance(tmp_path, capsy
         ("level step y x", "step y x", {}, ["step"]),
     ],
 )
-def test_the_axes_are_found_by_what_is_said_of_them(
-    axes: str, dims: str, about: dict[str, Any], unlimited: list[str], tmp_path
-) -> None:
+def test_the_axes_are_found_by_what_is_said_of_them(axes, dims, about, unlimited, tmp_path) -> None:
     """Before the variable comes another, whose first axis is another and which never changes."""
     dim, latitude, longitude = dims.split()
     length = {dim: 5, "level": 2, latitude: 4, longitude: 6}
@@ -211,9 +207,7 @@ def test_no_sample_crosses_a_gap(tmp_path, capsys) -> None:
     ],
     ids=["two steps", "no coordinate", "WRF", "dates as numbers", "months as numbers"],
 )  # fmt: skip
-def test_steps_are_told_however_a_file_says_its_times(
-    coords: dict[str, Any], step: float, ids: list[int], tmp_path: Path
-) -> None:
+def test_steps_are_told_however_a_file_says_its_times(coords, step, ids, tmp_path) -> None:
     values = np.zeros((len(next(iter(coords.values()))[1]), 2, 2), np.float32)
     path = netcdf(tmp_path / "a.nc", {"u": (("t", "lat", "lon"), values)}, coords)
     stacked = open_netcdf(
@@ -223,9 +217,7 @@ def test_steps_are_told_however_a_file_says_its_times(
     assert (stacked.step, list(stacked.ids)) == (step, ids)
 
 
-def test_groups_are_named_as_they_are_not_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_groups_are_named_as_they_are_not_read(tmp_path, capsys) -> None:
     path = series(tmp_path / "a.nc", [0, 6, 12, 18], range(4))
     with pytest.importorskip("netCDF4").Dataset(path, "a") as file:
         file.createGroup("later")
@@ -254,9 +246,7 @@ def test_values_outside_the_valid_range_are_missing(tmp_path: Path) -> None:
         (["soon", "later", "last"], "", "time holds 'soon', which is no date"),
     ],
 )
-def test_steps_in_disorder_are_refused(
-    hours: list[Any], units: str, why: str, tmp_path, capsys
-) -> None:
+def test_steps_in_disorder_are_refused(hours, units, why, tmp_path, capsys) -> None:
     path = series(tmp_path / "a.nc", hours, range(len(hours)), units)
     assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 2
     assert why in capsys.readouterr().err

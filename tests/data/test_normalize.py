@@ -76,9 +76,7 @@ def test_what_is_not_finite_does_not_count() -> None:
         (np.nan, np.nan, np.nan, np.nan, Scaling(0, 1)),  # nothing finite
     ],
 )
-def test_the_scale_is_never_zero(
-    lower: float, upper: float, low: float, high: float, scaling: Scaling
-) -> None:
+def test_the_scale_is_never_zero(lower, upper, low, high, scaling) -> None:
     assert Scaling.of_range(lower, upper, low, high) == scaling
 
 

@@ -181,9 +181,7 @@ def test_a_data_set_larger_than_the_disk_is_refused(tmp_path) -> None:
         ({"arrays": {"inputs": {}}}, "malformed: it lacks 'path'"),
     ],
 )
-def test_what_is_not_whole_is_not_opened(
-    harm: str | dict[str, Any], sentence: str, small: Packed, tmp_path
-) -> None:
+def test_what_is_not_whole_is_not_opened(harm, sentence, small, tmp_path) -> None:
     """Without a file, or with something else in its document."""
     root = shutil.copytree(small.root, tmp_path / "data")
     if isinstance(harm, str):
@@ -202,9 +200,7 @@ def test_what_is_not_whole_is_not_opened(
     holes=st.sampled_from([0.0, 0.3, 0.9]),
     seed=st.integers(0, 99),
 )
-def test_moments_of_what_is_finite_add_up_to_numpys(
-    lengths: list[int], offset: float, holes: float, seed: int
-) -> None:
+def test_moments_of_what_is_finite_add_up_to_numpys(lengths, offset, holes, seed) -> None:
     rng = np.random.default_rng(seed)
     arrays = [(rng.normal(size=(n, 4, 3)) + offset).astype(np.float32) for n in lengths]
     for array in arrays:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -207,9 +206,7 @@ def nothing_valid(data: Path) -> None:
         (nothing_valid, "2 scenes under .*train give no chip with a valid pixel"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_2(
-    damage: Callable[[Path], None], sentence: str, data: Path, tmp_path, capsys
-) -> None:
+def test_bad_input_is_one_sentence_and_exit_2(damage, sentence, data, tmp_path, capsys) -> None:
     shutil.copytree(data, tmp_path / "d")
     damage(tmp_path / "d")
     capsys.readouterr()
@@ -226,7 +223,7 @@ def test_bad_input_is_one_sentence_and_exit_2(
 BENCHMARK = ROOT / "benchmarks" / "preprocess.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_benchmark_measures_every_contender(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     readme = BENCHMARK.with_name("README.md").read_text()

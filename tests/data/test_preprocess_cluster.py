@@ -60,9 +60,7 @@ def test_a_scene_that_fails_is_named_and_the_others_are_kept(
 
 
 @pytest.mark.slow
-def test_a_client_that_is_killed_is_taken_over_by_another(
-    data: Path, chipped: Path, tmp_path
-) -> None:
+def test_a_client_that_is_killed_is_taken_over_by_another(data, chipped, tmp_path) -> None:
     words = words_of(data, tmp_path / "out", "--overlap", str(OVERLAP), "--cluster", "local:2")
     client = started(tmp_path, words)
     while client.is_alive() and not list(tmp_path.glob("out/train/.penstock-*/chips.zarr/c/1")):

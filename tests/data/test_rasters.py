@@ -284,9 +284,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("change", "sentence"), REFUSED)
-def test_what_cannot_be_right_is_refused_by_name(
-    change: Callable[[Path], object], sentence: str, tmp_path
-) -> None:
+def test_what_cannot_be_right_is_refused_by_name(change, sentence, tmp_path) -> None:
     for name in ("vh", "vv"):
         tif(tmp_path / CHANNELS[name].file, radar())
     deep(after=in_unit("m"))(tmp_path)
@@ -307,9 +305,7 @@ def test_what_cannot_be_right_is_refused_by_name(
         (Affine(1e-4, 0, 9, 0, -1e-4, 60), "EPSG:4326", "pixels are 11.1 x 5.58 m; box"),
     ],
 )
-def test_what_a_user_should_know_of_a_place_is_noted(
-    place: Affine, crs: str | None, note: str, tmp_path
-) -> None:
+def test_what_a_user_should_know_of_a_place_is_noted(place, crs, note, tmp_path) -> None:
     tif(tmp_path / VH, radar(), place, crs)
     with Scene(tmp_path, ("vh",)) as scene:
         assert len(scene.notes) == bool(note)

@@ -40,9 +40,7 @@ def some_boxes(domain: Box, seed: int) -> list[Box]:
 
 @pytest.mark.parametrize("order", [0, 1, 3])
 @pytest.mark.parametrize(("of", "to"), SHAPES)
-def test_any_box_has_the_bits_of_the_whole_which_are_those_of_scipy(
-    of: tuple[int, ...], to: tuple[int, ...], order: int
-) -> None:
+def test_any_box_has_the_bits_of_the_whole_which_are_those_of_scipy(of, to, order) -> None:
     array = np.random.default_rng(1).random(of)
     way = Resampling(Box.of((3, -2, 5), of), Box.of((0, 1, -4), to), order)
     whole = way.apply(array[None], way.of, way.to)[0]
@@ -65,9 +63,7 @@ def test_slices_are_resampled_and_the_nearest_one_is_taken() -> None:
 @given(
     st.integers(-9, 9), st.integers(1, 30), st.integers(1, 30), st.sampled_from([0, 1]), st.data()
 )
-def test_a_voxel_is_given_to_those_that_need_it(
-    low: int, of: int, to: int, order: int, data: st.DataObject
-) -> None:
+def test_a_voxel_is_given_to_those_that_need_it(low, of, to, order, data) -> None:
     """Along one axis, against the voxels that each voxel needs by itself."""
     way = Resampling(Box.of((low,) * 3, (of,) * 3), Box.of((2,) * 3, (to,) * 3), order)
     start = data.draw(st.integers(low, low + of - 1))

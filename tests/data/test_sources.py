@@ -212,9 +212,7 @@ class TestGridOrigin:
         ids=["plain", "translated", "sliced", "window at zero"],
     )
     @pytest.mark.parametrize("driver", GRIDS, ids=["zarr2", "sharded"])
-    def test_follows_the_transform(
-        self, driver: str, window: Any, origin: Any, gridded: Path
-    ) -> None:
+    def test_follows_the_transform(self, driver, window, origin, gridded) -> None:
         path = {"driver": driver, "kvstore": f"file://{gridded}/{driver}/"}
         spec = window(ts.open(path).result()).spec().to_json()
         source, sink = open_source(spec), open_out(spec)

@@ -44,9 +44,7 @@ class TestTiffMetadata:
             (build_tiff_volume, (1, 1, 4, 16, 16)),
         ],
     )
-    def test_tiff_chunks_are_segments(
-        self, build: Callable[[Path], Any], chunks: tuple[int, ...], tmp_path
-    ) -> None:
+    def test_tiff_chunks_are_segments(self, build, chunks, tmp_path) -> None:
         assert open_source(build(tmp_path)).chunks == chunks
 
     @pytest.mark.parametrize(
@@ -60,9 +58,7 @@ class TestTiffMetadata:
         ],
         ids=["interleaved", "planar", "unknown", "flat", "imagej"],
     )
-    def test_tiff_axes(
-        self, shape: tuple[int, ...], options: dict[str, Any], axes: str, tmp_path
-    ) -> None:
+    def test_tiff_axes(self, shape, options, axes, tmp_path) -> None:
         import tifffile
 
         data = np.arange(np.prod(shape), dtype="u2").reshape(shape)

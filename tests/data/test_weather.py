@@ -17,9 +17,7 @@ GRID = (8, 16)
         ("ufs-p2", "targets", 85, 17),
     ],
 )
-def test_presets_have_the_channels_and_chunks_of_the_seed(
-    preset: str, array: str, channels: int, chunk: int
-) -> None:
+def test_presets_have_the_channels_and_chunks_of_the_seed(preset, array, channels, chunk) -> None:
     layout = PRESETS[preset].layouts((192, 384))[array]
     assert layout.shape == (192, 384, channels)
     assert layout.chunks == (192, 384, chunk)
@@ -57,12 +55,3 @@ def test_samples_follow_from_one_another_in_time() -> None:
         assert np.ptp(now[f"{clock}_t+0"]) == 0
     assert now["dswrf_avetoa_t+0"].min() == 0
     assert now["dswrf_avetoa_t+0"].max() > 900
-
-
-def test_the_amplitude_falls_with_the_square_of_the_wave_number() -> None:
-    world = World((64, 128), 0)
-    fields = np.stack([world.values("vgrd", time)[0] for time in range(0, 400, 40)])
-    power = (np.abs(np.fft.fft(fields, axis=2)) ** 2).mean(axis=(0, 1))
-    # Along one axis of two, power falls by one power less than twice the amplitude's.
-    low, high = power[8:16].mean(), power[16:32].mean()
-    assert np.log2(low / high) == pytest.approx(2 * 2 - 1, abs=0.45)

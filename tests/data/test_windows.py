@@ -19,9 +19,7 @@ from penstock.data.scenes.windows import Cut
         (7, 40, 10, [(0, 7)], [(0, 7)]),  # less than a chip
     ],
 )
-def test_cuts(
-    length: int, chip: int, overlap: int, reads: list[tuple[int, int]], cores: list[tuple[int, int]]
-) -> None:
+def test_cuts(length, chip, overlap, reads, cores) -> None:
     cut = Cut(length, chip, overlap)
     assert [cut.read(index) for index in range(cut.num)] == reads
     assert [cut.core(index) for index in range(cut.num)] == cores

@@ -155,9 +155,7 @@ def test_low_labels() -> None:
         ([10.0], [math.nan], 0.0, None),  # nothing to measure it on
     ],
 )
-def test_lengths(
-    predicted_m: list[float], true_m: list[float], strict: float, ours: float | None
-) -> None:
+def test_lengths(predicted_m, true_m, strict, ours) -> None:
     points = np.arange(2.0 * len(true_m)).reshape(-1, 2) * 100
     labels = Objects.of("a", points, length_m=true_m, confidence=HIGH)
     predicted = Objects.of("a", points, length_m=predicted_m)

@@ -238,9 +238,7 @@ def nuclei(folder: Path, names: Sequence[str]) -> list[NDArray[Any]]:
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "size", "block"), [("2d", 40, 80), ("3d", 24, 32)])
 @pytest.mark.parametrize("name", ["watershed", "stardist"])
-def test_real_nuclei_of_blocks_are_those_of_the_whole(
-    name: str, kind: str, size: int, block: int, tmp_path
-) -> None:
+def test_real_nuclei_of_blocks_are_those_of_the_whole(name, kind, size, block, tmp_path) -> None:
     """The scores are those of a network that knows the nuclei that people marked."""
     pytest.importorskip("skimage")
     (marked,) = nuclei(tmp_path, [f"mask{kind}"])

@@ -339,10 +339,7 @@ def test_a_run_whose_store_is_away_says_for_how_long(tmp_path, capsys, monkeypat
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["."], ["damaged"]])
-def test_what_is_no_run_is_refused(
-    words: list[str], capsys,
-    here,
-) -> None:  # fmt: skip
+def test_what_is_no_run_is_refused(words, capsys, here) -> None:
     Path("damaged").mkdir()
     Path("damaged/run.json").write_text("{")
     code, line = said(capsys, *words)

@@ -264,10 +264,7 @@ def check_notes(out: Path, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("beside", mainly([True, False], 0), ids=["and its run folder", "alone"])
-def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
-    beside: bool, disk: tuple[Path, Callable[[str], None]], tmp_path,
-    capsys,
-) -> None:  # fmt: skip
+def test_an_output_on_a_disk_that_fills_is_told_and_resumed(beside, disk, tmp_path, capsys) -> None:
     place, remount = disk
     out = place / "out.zarr"
     folder = place / "out.zarr.penstock" if beside else tmp_path / "run"

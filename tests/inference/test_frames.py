@@ -82,9 +82,7 @@ def test_what_a_frame_cannot_say_is_noted(movie: tuple[Path, Any], tmp_path) -> 
     ("kind", "named", "window"),
     mainly([("intensity", True, 0.0), ("scores", True, None), ("merged", False, None)], 1, 2),
 )
-def test_channels_of_another_making_do_not_take_names(
-    kind: str, named: bool, window: Any, movie: tuple[Path, Any], tmp_path
-) -> None:
+def test_channels_of_another_making_do_not_take_names(kind, named, window, movie, tmp_path) -> None:
     """Scores have the name of the channel that they were made of, and no window of intensities."""
     merged = kind == "merged"
     net = nn.Conv2d(3, 1, 1) if merged else nn.Conv2d(1, 1, 1)

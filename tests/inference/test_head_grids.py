@@ -146,9 +146,7 @@ def test_a_mask_on_another_grid_is_that_of_the_nearest_voxels() -> None:
         (Finer(), {"voxel_size": "2um", "in_voxel_size": "1um"}, "output_voxel_size"),
     ],
 )
-def test_what_cannot_be_exact_is_refused(
-    net: nn.Module, knobs: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_exact_is_refused(net, knobs, message) -> None:
     outs = [np.zeros(SHAPE, "float32")] * (2 if isinstance(net, Pooled) else 1)
     with pytest.raises(UsageError, match=message):
         penstock.plan_inference(

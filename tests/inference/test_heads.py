@@ -104,9 +104,7 @@ def softmax(x: Tensor) -> Tensor:
     [(torch.sigmoid, "lies between 0"), (softmax, "lies between"),
      (lambda x: torch.cat([1 - x, x], 1), "sums to 1 over its 2 channels")],
 )  # fmt: skip
-def test_what_looks_like_probabilities_is_refused(
-    net: Callable[[Tensor], Tensor], said: str, tmp_path
-) -> None:
+def test_what_looks_like_probabilities_is_refused(net, said, tmp_path) -> None:
     out = tmp_path / "out.zarr"
     with pytest.raises(UsageError, match=f"{said}.*`head_kind` scores") as refused:
         penstock.run_inference(noise(), out, model=Net(net), **CPU)

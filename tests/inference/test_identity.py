@@ -227,9 +227,7 @@ def test_another_maker_does_not_go_on(tmp_path) -> None:
         paired([{"resume": True}, {"part": "1/1"}, {"finish": True}], ["elsewhere", None]), 0, 1
     ),
 )
-def test_a_run_goes_on_with_the_threads_that_it_began_with(
-    goes_on: dict[str, Any], folder: str | None, tmp_path
-) -> None:
+def test_a_run_goes_on_with_the_threads_that_it_began_with(goes_on, folder, tmp_path) -> None:
     """As every process of a job must, for it to write the same bits."""
     source, out = tmp_path / "in.npy", tmp_path / "out.zarr"
     np.save(source, DATA)

@@ -337,9 +337,7 @@ def test_impossible_instances_are_refused(tmp_path, words: str, sentence: str, c
         ({"fill_holes": True}, "--fill-holes is for components"),
     ],
 )
-def test_a_decoder_that_does_not_fit_is_refused(
-    tmp_path, here, knobs: dict[str, Any], sentence: str
-) -> None:
+def test_a_decoder_that_does_not_fit_is_refused(tmp_path, here, knobs, sentence) -> None:
     with pytest.raises(UsageError, match=sentence):
         decode(tmp_path, np.zeros((4, 4, 4), np.float32), **knobs)
     assert not (tmp_path / "out.zarr").exists()

@@ -126,9 +126,7 @@ def test_a_device_without_an_index_is_the_first(monkeypatch) -> None:
         ({}, torch.bfloat16, None),  # the net is of half precision itself
     ],
 )
-def test_half_precision_is_for_values_that_are_brought_to_a_range(
-    knobs: dict[str, Any], dtype: torch.dtype, chosen: torch.dtype | None
-) -> None:
+def test_half_precision_is_for_values_that_are_brought_to_a_range(knobs, dtype, chosen) -> None:
     config = opened(np.zeros((20, 20, 20), "uint8"), **knobs).config
     assert net.choose_amp(config, [torch.device("cuda:0")], dtype) == chosen
     if config.amp == "auto":

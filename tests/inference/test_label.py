@@ -247,9 +247,7 @@ def test_processes_write_what_one_writes(tmp_path) -> None:
         (np.ones((3, 3), "u1"), {"table": Path("a.xls")}, "ends in .parquet or .csv"),
     ],
 )
-def test_what_cannot_be_labelled_is_refused(
-    tmp_path, array: NDArray[Any], knobs: dict[str, Any], sentence: str
-) -> None:
+def test_what_cannot_be_labelled_is_refused(tmp_path, array, knobs, sentence) -> None:
     with pytest.raises(UsageError, match=sentence) as error:
         label(tmp_path, array, **knobs)
     assert isinstance(error.value, PenstockError)
@@ -263,9 +261,7 @@ def test_what_cannot_be_labelled_is_refused(
         ((3, 3, 3), {"channels": (1,)}, "--channels 1: .* has 1"),
     ],
 )
-def test_an_image_of_another_grid_is_refused(
-    tmp_path, shape: tuple[int, ...], knobs: dict[str, Any], sentence: str
-) -> None:
+def test_an_image_of_another_grid_is_refused(tmp_path, shape, knobs, sentence) -> None:
     np.save(tmp_path / "image.npy", np.ones(shape, np.uint16))
     asked = {"table": tmp_path / "t.csv", "intensity": str(tmp_path / "image.npy"), **knobs}
     with pytest.raises(UsageError, match=sentence):

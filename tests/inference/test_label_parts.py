@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import fields
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from penstock.base import LabelConfig
 from penstock.cli import main
 from penstock.data import open_source
 from penstock.inference import Labelling
+
+from ..preloaded import forked_workers, started
 
 KILLED = """
 import signal, sys
@@ -105,9 +108,12 @@ def test_twenty_kills_and_two_at_once(tmp_path, capsys) -> None:
     assert main(words_of(tmp_path, "one")) == 0
     rng, kills = np.random.default_rng(1), 0
 
-    def start(seconds: float, *more: str) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-c", KILLED, str(seconds), *words_of(tmp_path, "many", *more)]
-        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def start(seconds: float, *more: str) -> ForkServerProcess:
+        return started(tmp_path, [str(seconds), *words_of(tmp_path, "many", *more)], KILLED)
+
+    def code_of(process: ForkServerProcess) -> int | None:
+        process.join(60)
+        return process.exitcode
 
     def steps() -> Iterator[list[str]]:
         yield ["--prepare"]
@@ -118,11 +124,11 @@ def test_twenty_kills_and_two_at_once(tmp_path, capsys) -> None:
     for step in steps():
         more = [*step, "--resume"] if step == ["--prepare"] else step
         for _ in range(3):
-            kills += start(rng.uniform(0.002, 0.25), *more).wait(60) < 0
+            kills += code_of(start(rng.uniform(0.002, 0.25), *more)) == -signal.SIGALRM
         twice = [start(0, *more) for _ in range(2 if step[0] == "--part" else 1)]
         # A --finish that was killed may have ended its round: then the next has no block yet.
         ended = {0, 3} if step == ["--finish"] else {0}
-        assert {process.wait(60) for process in twice} <= ended
+        assert {*map(code_of, twice)} <= ended
     check_same(tmp_path, capsys)
     assert kills >= 20
 
@@ -132,7 +138,8 @@ def test_workers_of_dask_write_what_one_process_writes(tmp_path, capsys) -> None
     pytest.importorskip("distributed")
     made(tmp_path, 20)
     assert main(words_of(tmp_path, "one")) == 0
-    assert main(words_of(tmp_path, "many", "--cluster", "local:2")) == 0
+    with forked_workers():
+        assert main(words_of(tmp_path, "many", "--cluster", "local:2")) == 0
     check_same(tmp_path, capsys)
 
 
@@ -172,7 +179,8 @@ def test_a_client_of_dask_that_is_killed_is_resumed(tmp_path, capsys, infers: bo
             time.sleep(0.002)
         client.kill()
         assert client.wait(60) == -signal.SIGKILL and not (folder / "summary.json").exists()
-    assert main(words("many", "--cluster", "local:2", "--resume")) == 0
+    with forked_workers():
+        assert main(words("many", "--cluster", "local:2", "--resume")) == 0
     check_same(tmp_path, capsys)
 
 

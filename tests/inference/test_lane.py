@@ -271,9 +271,7 @@ def on_streams(gpu: dict[str, Stream]) -> Any:
     return begun, one
 
 
-def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
-    gpu: dict[str, Stream], one_thread
-) -> None:
+def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(gpu, one_thread) -> None:
     begun, one = on_streams(gpu)
     done = list(through(begun, one))
     bricks = begun.job.geometry.count_bricks()
@@ -290,9 +288,7 @@ def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
             assert torch.equal(head, other)
 
 
-def test_a_trace_shows_copies_beside_what_is_computed(
-    gpu: dict[str, Stream], one_thread, tmp_path
-) -> None:
+def test_a_trace_shows_copies_beside_what_is_computed(gpu, one_thread, tmp_path) -> None:
     """Each by events of the stream that it runs on, and on a track of its own. The clock of the
     host, on which nothing lasts here, times none of them."""
     begun = started(arange(FOUR), conv())
@@ -317,9 +313,7 @@ def test_a_trace_shows_copies_beside_what_is_computed(
     assert len(tracks["forward"] | tracks["upload"] | tracks["download"]) == 3
 
 
-def test_an_array_is_not_read_into_again_before_its_upload_ends(
-    gpu: dict[str, Stream], one_thread
-) -> None:
+def test_an_array_is_not_read_into_again_before_its_upload_ends(gpu, one_thread) -> None:
     begun, one = on_streams(gpu)
     given, give = [], one.read_pool.give
 
@@ -388,9 +382,7 @@ def computed(one: Lane, begun: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
 @pytest.mark.parametrize(
     ("seam", "normalize"), mainly(paired(["trim", "blend"], ["none", "percentile"]), 1)
 )
-def test_alike_patches_at_once_give_the_bits_of_each_alone(
-    seam: str, normalize: str, one_thread
-) -> None:
+def test_alike_patches_at_once_give_the_bits_of_each_alone(seam, normalize, one_thread) -> None:
     data = np.random.default_rng(3).integers(0, 250, (22, 12, 19)).astype("uint8")
     outs = [np.zeros(data.shape, dtype) for dtype in ("uint8", "int32", "int64")]
     knobs: dict[str, Any] = {

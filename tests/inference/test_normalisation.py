@@ -115,9 +115,7 @@ def sigmoid(logits: Any) -> Any:
          "out goes back to the scale of its target: 0 becomes -5 and 1 15"),
     ], 0, 1, 4),
 )  # fmt: skip
-def test_an_output_is_what_the_network_was_trained_for(
-    training: Path, head: dict[str, Any], right: Any, note: str
-) -> None:
+def test_an_output_is_what_the_network_was_trained_for(training, head, right, note) -> None:
     record(training, {"scaling": {"lower": 100.0, "scale": 400.0}, "heads": {"out": HEAD | head}})
     plain = (RAMP - 100.0) / 400.0 + 1
     np.testing.assert_allclose(result(weights=training)[0], right(plain), rtol=1e-5)

@@ -86,9 +86,7 @@ def test_an_image_gets_levels(capsys) -> None:
         3,
     ),
 )
-def test_the_first_level_is_made_of_blocks_as_they_come(
-    blocks: list[str], room: int, later: bool, monkeypatch
-) -> None:
+def test_the_first_level_is_made_of_blocks_as_they_come(blocks, room, later, monkeypatch) -> None:
     """What does not line up with blocks, or has no room, is made at the end."""
     made, make = [], pyramid._make
 
@@ -230,17 +228,6 @@ def test_a_job_that_ends_among_levels_goes_on(monkeypatch, capsys) -> None:
     assert len(levels("a.zarr")) == 1
     assert infer("a.zarr", "--levels", "3", "--resume") == 0
     check("a.zarr", 3)
-
-
-@pytest.mark.slow
-def test_what_a_repair_writes_reaches_the_levels() -> None:
-    assert infer("a.zarr") == 0
-    right = levels("a.zarr")
-    (chunk, *_) = sorted(Path("a.zarr/0/c").rglob("*"), key=lambda file: file.stat().st_size)[-1:]
-    chunk.write_bytes(b"damaged")
-    assert main(["repair", "a.zarr"]) == 0
-    made = levels("a.zarr")
-    assert len(made) == 2 and all((a == b).all() for a, b in zip(made, right, strict=True))
 
 
 @pytest.mark.slow

@@ -71,9 +71,7 @@ def cut_out(
          BALL & (ZYX[1] < 13), VOLUME >= 1100),
     ],
 )  # fmt: skip
-def test_what_is_no_sample_has_the_fill_value(
-    seam: str, knobs: dict[str, Any], inside: Any, reaches: Any
-) -> None:
+def test_what_is_no_sample_has_the_fill_value(seam, knobs, inside, reaches) -> None:
     full = whole_of(seam)
     inside, reaches = (np.broadcast_to(each, SHAPE) for each in (inside, reaches))
     cuts = knobs.get("mask_output") != "no"

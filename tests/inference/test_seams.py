@@ -167,9 +167,7 @@ def test_what_is_found_is_kept_by_weights_and_code(tmp_path, monkeypatch) -> Non
         ((256, 256, 256), 96, 8, None),
     ],
 )
-def test_a_patch_is_a_chunk_and_its_halo(
-    extent: tuple[int, ...], overlap: int, step: int, patch: tuple[int, ...] | None
-) -> None:
+def test_a_patch_is_a_chunk_and_its_halo(extent, overlap, step, patch) -> None:
     axes = len(extent)
     assert chunk_and_halo(extent, (overlap,) * axes, (step,) * axes) == patch
 

@@ -71,9 +71,7 @@ def decoded(geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...])
     st.tuples(*[st.integers(1, 9)] * 3),
     st.tuples(*[st.integers(-50, 50)] * 3),
 )
-def test_decoded_voxels_are_those_of_the_chunks_touched(
-    geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...]
-) -> None:
+def test_decoded_voxels_are_those_of_the_chunks_touched(geometry, chunk, origin) -> None:
     counted = [reads(geometry, chunk, level, origin=origin)[1] for level in LEVELS]
     assert counted == decoded(geometry, chunk, origin)
 
@@ -224,9 +222,7 @@ def test_shares_follow_each_other_and_leave_nothing_out(parts: Parts, elements: 
 
 
 @given(geometries(), st.integers(1, 4), st.integers(1, 40))
-def test_parts_are_whole_blocks_and_as_many_as_asked_for(
-    geometry: Geometry, workers: int, least: int
-) -> None:
+def test_parts_are_whole_blocks_and_as_many_as_asked_for(geometry, workers, least) -> None:
     shape = fit_parts(geometry, 2, workers, least)
     assert all(s % u == 0 for s, u in zip(shape, geometry.block, strict=True))
     parts = Parts(replace(geometry, part=shape), 2)

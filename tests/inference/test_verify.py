@@ -358,9 +358,7 @@ def test_the_output_of_another_run_is_not_this_runs(out: Path, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 40), (32, 32)])
-def test_an_array_of_another_shape_is_not_this_runs(
-    shape: tuple[int, ...], out: Path, tmp_path, capsys
-) -> None:
+def test_an_array_of_another_shape_is_not_this_runs(shape, out, tmp_path, capsys) -> None:
     other = KNOBS | {"patch": (8, 8)} if len(shape) == 2 else KNOBS
     penstock.run_inference(arange(shape), tmp_path / "other.zarr", **other)
     run_dir = ["--run-dir", f"{out}.penstock"]

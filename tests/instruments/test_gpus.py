@@ -45,9 +45,7 @@ def gpu(monkeypatch, driver: Driver | None, uuid: str) -> Gpu:
         ({"GPU-old": False}, (), "c", "GPU-old"),
     ],
 )
-def test_which_card_it_is(
-    monkeypatch, cards: dict[str, bool], slices: tuple[str, ...], uuid: str, handle: str | None
-) -> None:
+def test_which_card_it_is(monkeypatch, cards, slices, uuid, handle) -> None:
     card = gpu(monkeypatch, Driver(cards, slices), uuid)
     assert card._handle == handle
     assert card.used() == (None if handle is None else (1 if handle in slices else 5) * GIB)

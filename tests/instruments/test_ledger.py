@@ -139,9 +139,7 @@ plain = st.recursive(
     seconds=st.lists(st.floats(0, 1e6), max_size=8),
     message=text,
 )
-def test_a_record_is_the_same_after_its_line(
-    case: dict[str, Any], seconds: list[float], message: str
-) -> None:
+def test_a_record_is_the_same_after_its_line(case, seconds, message) -> None:
     before = record(
         case=case,
         samples_s={"step": seconds},

@@ -146,9 +146,7 @@ FIRST, THEN = reading(0, job=used(1, 10)), reading(1, job=used(2, 15))
         (reading(0), reading(1), 0.0, 0.0),  # an empty tree
     ],
 )  # fmt: skip
-def test_rates_of_a_tree_that_changes(
-    before: TelemetryReading | None, after: TelemetryReading, cpu: float | None, read: float | None
-) -> None:
+def test_rates_of_a_tree_that_changes(before, after, cpu, read) -> None:
     row = rates(before, after)
     assert (row["cpu_percent"], row["read_bytes_per_s"]) == (cpu, read)
 

@@ -79,9 +79,7 @@ def test_an_epoch_says_what_it_repeats(data: dict[str, Path], world: int, engine
     second=st.tuples(st.sampled_from([1, 2]), st.integers(1, 8)),
     seed=st.integers(0, 9),
 )
-def test_a_resumed_epoch_is_the_rest_of_it_to_the_bit(
-    data: dict[str, Path], stop: int, first: tuple[int, int], second: tuple[int, int], seed: int
-) -> None:
+def test_a_resumed_epoch_is_the_rest_of_it_to_the_bit(data, stop, first, second, seed) -> None:
     """Stopped at any batch, gone on with as many ranks and workers as one likes."""
 
     def ranks(world: int, workers: int) -> list[Loader]:

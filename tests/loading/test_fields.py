@@ -109,9 +109,7 @@ DEEP = ((23, 4, 5), (4, 2, 3))
         ),
     ],
 )
-def test_a_batch_holds_what_numpy_would_take(
-    layout: tuple[tuple[int, ...], tuple[int, ...]], wanted: dict[str, Any], shape: tuple[int, ...]
-) -> None:
+def test_a_batch_holds_what_numpy_would_take(layout, wanted, shape) -> None:
     field = Field("inputs", *layout, F4, **wanted)
     assert field.out_shape(3) == shape
     assert field.item_nbytes == math.prod(shape) // 3 * 4

@@ -163,9 +163,7 @@ def test_a_packed_data_set_names_its_arrays_and_axes(data: dict[str, Path], tmp_
         (3, {"data_type": {"name": "numpy.datetime64", "configuration": {"unit": "s"}}}),
     ],
 )
-def test_a_type_that_is_not_a_name_is_left_to_tensorstore(
-    zarr_format: int, changes: dict[str, Any], tmp_path
-) -> None:
+def test_a_type_that_is_not_a_name_is_left_to_tensorstore(zarr_format, changes, tmp_path) -> None:
     path = write(tmp_path / "a.zarr", distinct((4, 6)), (1, 3), zarr_format)
     metadata = path / (".zarray" if zarr_format == 2 else "zarr.json")
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | changes))

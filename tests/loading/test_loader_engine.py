@@ -37,9 +37,7 @@ def stored(path: Path, chunks: tuple[int, ...] = (1, 4, 6), **how: Any) -> Path:
         ({}, {"engine": "native"}, "native", "asked for"),
     ],
 )
-def test_auto_takes_what_fits_and_says_why(
-    how: dict[str, Any], knobs: dict[str, Any], engine: str, why: str, tmp_path
-) -> None:
+def test_auto_takes_what_fits_and_says_why(how, knobs, engine, why, tmp_path) -> None:
     path = stored(tmp_path / "a.zarr", (2, 4, 6), **how)
     with Loader(path, batch_size=5, shuffle="global", **knobs) as loader:
         assert loader.engine.name == engine

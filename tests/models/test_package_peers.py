@@ -176,9 +176,7 @@ def test_an_nnunet_crops_fills_holes_normalises_and_resamples_as_its_own_predict
         ((7, 7, 30), {"cval": 2.5}),
     ],
 )
-def test_a_bundle_is_what_monais_inferer_makes_of_it(
-    shape: tuple[int, ...], inferer: dict[str, Any], tmp_path
-) -> None:
+def test_a_bundle_is_what_monais_inferer_makes_of_it(shape, inferer, tmp_path) -> None:
     inferers = pytest.importorskip("monai.inferers")
     said = {"_target_": "SlidingWindowInferer", "roi_size": [8, 8, 12], **inferer}
     folder = bundle(tmp_path / "bundle", inferer=said)

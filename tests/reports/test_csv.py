@@ -65,9 +65,7 @@ NOTHING = dict.fromkeys(COLUMNS, "")
     ),
     data=st.data(),
 )
-def test_whatever_the_header_nothing_is_lost(
-    tmp_path_factory, columns: list[str], data: st.DataObject
-) -> None:
+def test_whatever_the_header_nothing_is_lost(tmp_path_factory, columns, data) -> None:
     header = [*columns, *({"tile_size", "batch_size"} - set(columns))]
     fields = st.text("a1 ,;\"'\n\té\u2028\U0001f600", max_size=6)
     row = st.lists(fields, min_size=len(header), max_size=len(header))

@@ -114,15 +114,6 @@ def test_it_asks_for_nothing_and_runs_one_script(swept_page: Page) -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_reader_of_pages_sees_what_would_be_asked_for() -> None:
-    """Or the test above would hold of any page."""
-    for text in ("<img src=a.png>", "<a href='http://x'>", "<style>b{background:url(x)}</style>",
-                 "<p style='background:url(x)'>", "<svg><use xlink:href='o.svg#a'/></svg>",
-                 "<style>@import 'x'</style>", "<rect fill='url(http://x)'>"):  # fmt: skip
-        assert Page(text).asked(), text
-    assert not Page("<a href='#x'><svg><use href='#y'/></svg><img src='data:,'>").asked()
-
-
 def hostile_report(folder: Path) -> Report:
     file = folder / HOSTILE.replace("/", "").replace("\0", "")
     file.write_text("records")

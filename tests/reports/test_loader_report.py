@@ -146,9 +146,7 @@ def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:
         ),
     ],
 )
-def test_a_step_that_one_above_beats_is_not_said_to_cost_most(
-    seconds: tuple[float, ...], sentence: str, refuted: dict[str, str]
-) -> None:
+def test_a_step_that_one_above_beats_is_not_said_to_cost_most(seconds, sentence, refuted) -> None:
     records = [r for r in ladder_records(*seconds) if r.launch == 0]
     (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.refuted == refuted

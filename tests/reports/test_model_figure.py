@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -166,9 +165,7 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path) -> N
         ([{"amp": True}, {"amp": True, "halo": 8}], ["", "amp", "amp_halo_8"]),
     ],
 )
-def test_what_differs_has_figures_of_its_own(
-    tmp_path, others: list[dict[str, Any]], names: list[str], monkeypatch
-) -> None:
+def test_what_differs_has_figures_of_its_own(tmp_path, others, names, monkeypatch) -> None:
     cells = list[int]()
     monkeypatch.setattr(model, "draw_bench", lambda label, group, source: cells.append(len(group)))
     for case in [{}, *others]:

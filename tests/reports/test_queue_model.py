@@ -22,9 +22,7 @@ SEED = [
 
 
 @pytest.mark.parametrize(("workers", "queue", "seconds", "cleared"), SEED)
-def test_the_simulation_meets_what_the_seed_measured(
-    workers: int, queue: int, seconds: float, cleared: int | None
-) -> None:
+def test_the_simulation_meets_what_the_seed_measured(workers, queue, seconds, cleared) -> None:
     """Seconds to a tenth, as they were published, and the cleared queue within an iteration.
 
     The seed read a batch in 2.66 s and computed for 1 s, 30 times. Its readers held one lock from

@@ -155,9 +155,7 @@ def test_the_log_of_a_job(tmp_path) -> None:
         (("Tue Xyz 24 23:57:26 2026", "Tue Nov 24 23:57:26 UTC"), [None, 900000 - 60]),
     ],
 )  # fmt: skip
-def test_a_log_began_at_its_own_date_or_as_long_ago_as_it_took(
-    tmp_path, dates: tuple[str, str], began: list[float | None]
-) -> None:
+def test_a_log_began_at_its_own_date_or_as_long_ago_as_it_took(tmp_path, dates, began) -> None:
     """The time of a file is that of its end, so it says nothing of an attempt before the last."""
     first = f"{dates[0]}\n{log('7', 1, None, done=3)}"
     text = f"{first}{log('7', 1, 60.0, first=3)}".replace("Starting training", dates[1], 2)

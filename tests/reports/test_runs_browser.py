@@ -112,9 +112,7 @@ def test_the_list_is_searched_and_put_in_order(browser: Browser, ours: Served) -
     clean(browser, ours.address)
 
 
-def test_repeats_are_a_mean_with_a_band_and_values_are_under_the_pointer(
-    browser: Browser, ours: Served
-) -> None:
+def test_repeats_are_a_mean_with_a_band_and_values_are_under_the_pointer(browser, ours) -> None:
     opened(browser, f"{ours.address}#pick=none")
     tick(browser, next(each for each in browser.run(NAMES) if each.startswith("seed")))
     browser.until(f"({LEGEND}).length || document.querySelectorAll('#curve-figure path').length")

@@ -3,14 +3,13 @@
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.cli import dashboard, main
 
-from ..anew import WAYS
 from .kit import launch
 from .run_kit import ledger_of, training
 from .served import Served, command, environment, served
@@ -39,17 +38,13 @@ def ours(folder: Path) -> Iterator[Served]:
         (["s3://bucket/runs"], "FOLDER: a URL was given"),
     ],
 )
-def test_what_is_asked_wrongly_is_one_sentence(
-    words: list[str], sentence: str, here, capsys
-) -> None:
+def test_what_is_asked_wrongly_is_one_sentence(words, sentence, here, capsys) -> None:
     assert main(["dashboard", *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1
 
 
-def test_the_page_is_named_by_its_folder_and_counts_its_runs_once(
-    folder: Path, monkeypatch
-) -> None:
+def test_the_page_is_named_by_its_folder_and_counts_its_runs_once(folder, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     report = dashboard._about([Path()], 3)
     assert report.title == f"Penstock: {folder.name}"
@@ -125,13 +120,3 @@ def test_a_taken_port_is_one_sentence(ours: Served, folder: Path) -> None:
     )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert f"--port {ours.port}: Address already in use; --port 0 takes any" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", WAYS)
-def test_help_waits_for_nothing_heavy(run: Callable[..., str]) -> None:
-    code = (
-        "from penstock.cli import main\ntry: main(['dashboard', '--help'])\nexcept SystemExit: pass"
-    )
-    heavy = {"jinja2", "pandas", "matplotlib", "torch"}
-    assert "usage: penstock dashboard" in run(code, without=heavy)

@@ -30,9 +30,7 @@ def by_goal(recommendation: Recommendation, goal: str) -> Choice:
         ({(256, 2): 32.5}, ("256", 2)),  # less than 384, batch 1
     ],
 )
-def test_throughput_is_the_smallest_on_the_plateau(
-    changed: dict[tuple[int, int], float], expected: tuple[str, int]
-) -> None:
+def test_throughput_is_the_smallest_on_the_plateau(changed, expected) -> None:
     assert chosen(recommend(sized(TIMES | changed)))["throughput"] == expected
 
 

@@ -57,9 +57,7 @@ def uneven(workers: int, short: float, long: float, every: int) -> ReadAlone:
     ],
     ids=["one", "the fewest that do", "just", "uneven", "more uneven", "each launch must be fed"],
 )
-def test_the_fewest_workers_and_the_shallowest_queue_win(
-    reads: list[ReadAlone], workers: int, queue: int
-) -> None:
+def test_the_fewest_workers_and_the_shallowest_queue_win(reads, workers, queue) -> None:
     advice = recommend_loader(reads, GOAL, (1, 2, 4, 8), batch_bytes=2**20)
     assert advice.settings == {"batch_size": 16, "workers": workers, "fetch": 0, "queue": queue}
 

@@ -84,9 +84,7 @@ def test_kinds_are_never_in_one_study() -> None:
     st.integers(2, 300),
     st.integers(0, 31),
 )
-def test_each_kind_is_named_whatever_its_size(
-    kind: str, batch: int, base: int, times: int, steps: int, rest: int
-) -> None:
+def test_each_kind_is_named_whatever_its_size(kind, batch, base, times, steps, rest) -> None:
     """An epoch has two steps of all devices at least, and a last batch that is filled up."""
     alone = batch * times if kind == "strong" else batch
     samples = alone * base * times * steps + min(rest, alone - 1)

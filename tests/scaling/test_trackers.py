@@ -186,9 +186,7 @@ def test_an_offline_archive_of_comet(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("tags", "device"), [({"device": "cpu"}, "cpu"), ({}, None)])
-def test_the_device_that_was_found_counts_and_not_the_one_asked_for(
-    tmp_path, tags: dict[str, str], device: str | None
-) -> None:
+def test_the_device_that_was_found_counts_and_not_the_one_asked_for(tmp_path, tags, device) -> None:
     mlflow_database(tmp_path / "mlflow.db", tags)
     asked = {"world_size": 2, "epochs": 3, "device": "auto"}
     archive(tmp_path / "a.zip", "k1", asked, epochs_told(0, 3), tags)

@@ -197,9 +197,7 @@ def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path) -> No
         ({"val_data_root": "/no/such"}, "--val-data-root /no/such is not a folder"),
     ],
 )
-def test_bad_input_of_the_detector(
-    changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path
-) -> None:
+def test_bad_input_of_the_detector(changes, message, chips, tmp_path) -> None:
     with pytest.raises(UsageError, match=message):
         workload_of(chips, tmp_path, **changes)
 

@@ -236,9 +236,7 @@ def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_pa
         ({"chunks_per_epoch": 8}, "--chunks-per-epoch 8: an epoch of 13 samples has 7 batches"),
     ],
 )
-def test_bad_input_of_the_emulator(
-    changes: dict[str, Any], message: str, roots: dict[str, Path], tmp_path
-) -> None:
+def test_bad_input_of_the_emulator(changes, message, roots, tmp_path) -> None:
     with pytest.raises(UsageError, match=message):
         train_workload("emulator", settings_of(roots, tmp_path, **changes))
 

@@ -73,6 +73,8 @@ def test_a_run_is_read_back_from_a_server(server: str, tmp_path, monkeypatch) ->
 
 def test_a_run_that_was_killed_is_told_to_its_end(server: str, tmp_path, monkeypatch) -> None:
     """SIGKILL of its whole group, as a time limit kills: the process of a tracker sees it end."""
+    from mlflow.tracking import MlflowClient
+
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     words = ["train", "spiral", *WORDS, "--epochs", "5000", "--output-dir", "out"]
     process = started(
@@ -82,7 +84,8 @@ def test_a_run_that_was_killed_is_told_to_its_end(server: str, tmp_path, monkeyp
     os.killpg(process.pid, signal.SIGKILL)
     process.join()
     run = TrackerState.load(tmp_path / "out", "mlflow").run
-    until(lambda: read_mlflow(server, run)[0].info.status == "FAILED")
+    client = MlflowClient(server)
+    until(lambda: client.get_run(run).info.status == "FAILED")
     assert read_mlflow(server, run)[1]["train_loss_step"]
 
 

@@ -47,9 +47,7 @@ def volumes(tmp_path) -> dict[str, Any]:
     channels=st.integers(1, 3),
     sides=st.lists(st.integers(1, 12), min_size=2, max_size=3),
 )
-def test_nothing_is_both_trained_on_and_held_back(
-    shape: tuple[int, ...], channels: int, sides: list[int]
-) -> None:
+def test_nothing_is_both_trained_on_and_held_back(shape, channels, sides) -> None:
     from penstock.training.workloads.pairs import split
 
     whole = (shape[0], channels, *shape[1:])
@@ -198,9 +196,7 @@ def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path
         ({"weights": "no.pt"}, "--weights no.pt: there is no such file"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    words: dict[str, Any], sentence: str, volumes: dict[str, Any], tmp_path, capsys
-) -> None:
+def test_bad_input_is_one_sentence(words, sentence, volumes, tmp_path, capsys) -> None:
     given_ = {"model": NET, "tile_size": "8", "output_dir": tmp_path / "out", **volumes, **words}
     flags = [
         part

@@ -94,9 +94,7 @@ def test_the_kind_of_a_target_is_found_and_said(name: str, pairs_of: Any) -> Non
         ),
     ],
 )
-def test_a_training_says_what_its_head_is(
-    name: str, model: str, head: tuple[str, ...], pairs_of: Any, tmp_path
-) -> None:
+def test_a_training_says_what_its_head_is(name, model, head, pairs_of, tmp_path) -> None:
     config = pairs_of(TARGETS[name][0], model=model, epochs=3, learning_rate=0.03)
     results = train_workload("pairs", config)
     record = read_training_record(tmp_path / "out" / "best_model.pth")
@@ -125,9 +123,7 @@ HALF = (IMAGE * 0.5 + 70).astype(np.uint16)
     ("target", "kind", "scores"),
     [(TEMPERATURE, "scores", {"val_psnr"}), (HALF, "intensity", {"val_psnr", "val_psnr_input"})],
 )
-def test_an_image_has_a_scale_of_its_own(
-    target: NDArray[Any], kind: str, scores: set[str], pairs_of: Any, tmp_path
-) -> None:
+def test_an_image_has_a_scale_of_its_own(target, kind, scores, pairs_of, tmp_path) -> None:
     """A temperature from an image, which on the image's scale would be one number; and an image."""
     results = train_workload("pairs", pairs_of(target, learning_rate=0.02, epochs=2))
     record = read_training_record(tmp_path / "out")
@@ -188,9 +184,7 @@ STRIPES = np.arange(np.prod(SHAPE)).reshape(SHAPE) // 8
         (np.where(X > 4, np.nan, IMAGE), {}, "no value is finite"),
     ],
 )  # fmt: skip
-def test_a_target_that_does_not_fit_is_refused(
-    target: NDArray[Any], how: dict[str, Any], sentence: str, pairs_of: Any
-) -> None:
+def test_a_target_that_does_not_fit_is_refused(target, how, sentence, pairs_of) -> None:
     from penstock.training.workloads.pairs import Pairs
 
     if sentence == "no value is finite":  # the part for validation has none
@@ -224,9 +218,7 @@ def test_kinds_that_are_near_another(target: NDArray[Any], source: NDArray[Any],
     chunks=st.tuples(*[st.integers(1, 4)] * 5),
     dtype=st.sampled_from(("bool", "uint8", "int16", "float16", "float32", "float64")),
 )
-def test_values_are_counted_once_whatever_the_chunks(
-    seed: int, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str
-) -> None:
+def test_values_are_counted_once_whatever_the_chunks(seed, shape, chunks, dtype) -> None:
     from penstock.data.box import Box
     from penstock.training.workloads.targets import count_values
 
