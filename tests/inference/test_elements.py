@@ -258,6 +258,19 @@ def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path) -> None:
     assert notes.fresh() == {}
 
 
+def test_a_line_that_is_written_during_a_look_is_whole_for_the_next_one(tmp_path) -> None:
+    log, folder, seen = tmp_path / "done.log", LocalFolder(tmp_path), dict[str, int]()
+    one, two = line_of((0, 0, 0, 1)), line_of((0, 0, 0, 2))
+    log.write_text(one + two[:3])
+    notes = Notes(folder, "")
+    assert len(notes.blocks()) == 1 and notes.damaged == [two[:3].encode()]
+    for line in next(iter(folder.new_lines("", seen))):
+        if line == two[:3].encode():
+            log.write_text(one + two)
+    assert [*next(iter(folder.new_lines("", seen)))] == [two.encode()]
+    assert len(notes.blocks()) == 2 and notes.damaged == []
+
+
 BEGUN = '{"settings": {}, "fingerprint": {}, "maker": {"checksum": "xxh3_64"}}'
 
 

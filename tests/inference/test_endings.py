@@ -23,6 +23,7 @@ from penstock.data.stores.in_memory import MemorySink
 from penstock.inference import RunLook
 from penstock.inference import run as infer
 from penstock.inference.run_folder import ending
+from penstock.inference.run_folder.folder import Notes
 from penstock.inference.stages import retries, watch
 from penstock.inference.stages.watch import Watchdog
 from penstock.instruments import Clock
@@ -285,6 +286,38 @@ def test_the_faults_of_a_process_that_died_are_no_news(folder: Path) -> None:
         line = RunLook(folder).status().line()
     assert line.startswith("running: 27 of 27 blocks are written (100.0%), ")
     assert "failing" not in line
+
+
+@pytest.mark.parametrize("locked", [True, False], ids=["folder", "bucket"])
+def test_a_run_that_ends_during_a_look_is_not_called_incomplete(
+    locked: bool, folder: Path,
+    monkeypatch,
+) -> None:  # fmt: skip
+    """Its last block and its summary come when the logs have just been read."""
+    log, summary = folder / "done.log", folder / "summary.json"
+    *lines, last = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines))
+    summary = summary.rename(folder / "kept.json")
+    file, blocks = log.open("a"), Notes.blocks
+
+    def just_before(self: Notes) -> object:
+        seen = len(blocks(self))
+        if not file.closed:
+            file.write(last)
+            file.close()
+            summary.rename(folder / "summary.json")
+        return range(seen)
+
+    monkeypatch.setattr(Notes, "blocks", just_before)
+    look = RunLook(folder)
+    if locked:
+        assert lock_file(file)
+    else:
+        monkeypatch.setattr(look.folder, "at_work", lambda: None)
+    line = look.status().line()
+    assert line.startswith(f"{'running' if locked else 'begun'}: 26 of 27 blocks")
+    assert "repair" not in line
+    assert look.status().line() == "done: 27 of 27 blocks are written (100.0%)"
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
     items ── one for each worker ──▶ Dask ──▶ workers ──▶ (item, value), as each is done
 
 Dask decides which worker does an item, and gives the item to another one if its worker dies. This
-room adds what Dask does not know. It knows which workers fit, what is a fault and may pass, and
-that some of an item may be saved. It ends a job that is asked to end, or that gets on no further.
+room knows the rest: which workers fit, what is a fault and may pass, and that some of an item may
+be saved. It ends a job that is asked to end, or that gets on no further.
 """
 
 from __future__ import annotations

@@ -70,14 +70,16 @@ class RunLook:
         folder = self.folder
         with system_errors(f"{folder} cannot be read"):
             run = read_run(folder)
+        # Before the logs are read, as a process may write its last blocks and end meanwhile.
+        processes, complete = folder.at_work(), bool(folder.names(SUMMARY_FILE))
         notes = self._notes_of(str(run.get("run")))
         done, planned = len(notes.blocks()), int(run.get("blocks") or 0)
-        processes = folder.at_work()
-        state, *why = self._state(run, processes, done < planned)
+        state, *why = self._state(run, processes, complete, done < planned)
         counts = {name: len(folder.names(f"{name}/*.npz")) for name in FOUND_FOLDERS}
         words = [f"{name} of {plural(count, 'block')}" for name, count in counts.items() if count]
         why += ["found so far: " + ", ".join(words)] if words else []
-        why.append(lost_lines(folder, len(notes.damaged), done, planned))
+        if state not in ("running", "begun"):
+            why.append(lost_lines(folder, len(notes.damaged), done, planned))
         tails = folder.telemetry()
         alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]
         return RunStatus(
@@ -96,11 +98,13 @@ class RunLook:
             self._notes = Notes(self.folder, run)
         return self._notes
 
-    def _state(self, run: Mapping[str, Any], at_work: int | None, lacks: bool) -> tuple[State, str]:
+    def _state(
+        self, run: Mapping[str, Any], at_work: int | None, complete: bool, lacks: bool
+    ) -> tuple[State, str]:
         verb = run.get("verb", "infer")
         if at_work:
             return "running", ""
-        if self.folder.names(SUMMARY_FILE):
+        if complete:
             return "incomplete" if lacks else "done", ""
         if self.folder.names(ENDING_FILE):
             return "ended", str((read_document(self.folder, ENDING_FILE) or {}).get("error", ""))

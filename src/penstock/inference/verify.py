@@ -125,7 +125,7 @@ def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterato
 
         try:
             what = retries.run(flow, name, where, look)
-        except Stopped:
+        except Stopped:  # another thread has failed, so this block is neither good nor bad
             raise
         except Exception as error:
             if not is_damage(error):

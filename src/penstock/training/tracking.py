@@ -2,8 +2,8 @@
 
     train ──▶ bounded queue ──▶ thread ──▶ pipe ──▶ process of a tracker (`trackers`) ──▶ a logger
 
-Each tracker has a process of its own. A library imports, patches, draws random numbers and waits.
-There, that changes neither the steps nor the memory that are measured, and a library that hangs is
+Each tracker has a process of its own, as its library imports, patches, draws random numbers and
+waits. So it changes neither the steps nor the memory that are measured, and one that hangs is
 killed at the end. A metric costs the training one small dict. What finds the queue full, because
 the tracker is too slow, is dropped, and that is said; steps/rank0.csv has every step.
 """

@@ -36,6 +36,7 @@ class PatchScatter:
         # Weights that are no product of axes are as large as a patch, so few are kept.
         self._whole = job.sliding.floor > 0
         made = partial(_weights_on, device, job.sliding, job.config.min_blend_weight)
+        # Whole, weights take as much memory as a patch; those of an axis are short rows.
         self._weights_on = lru_cache(maxsize=4 if self._whole else 1024)(made)
         # The part of a patch's output that counts, and buffers for it.
         before, stride = job.geometry.before, job.geometry.stride

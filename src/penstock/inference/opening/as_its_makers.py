@@ -35,6 +35,7 @@ def with_defaults(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
     plane = recipe.patch is not None and recipe.patch[0] == 1
     for name in ("patch", "overlap"):
         value = getattr(recipe, name)
+        # The overlap goes with the patch, so a patch of the user's leaves both open.
         if value is not None and name not in said and "patch" not in said:
             update[name] = value[1:] if plane else value
     if recipe.sliding is not None and not {"seam_mode", "window", "trim_voxels"} & said:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -96,13 +96,13 @@ class Notes:
         """The blocks noted since the last look, and their checks; from the first look all. Each
         takes some hundred bytes."""
         notes: dict[Key, Checks] = {}
-        for lines in self.folder.new_lines(self.run, self._seen):
+        for lines in self._new_lines():
             notes |= read_lines(lines, self.damaged)
         return notes
 
     def blocks(self) -> BlockSet:
         """All blocks noted so far. The set grows with the next look."""
-        for lines in self.folder.new_lines(self.run, self._seen):
+        for lines in self._new_lines():
             noted = BlockSet()  # of one log, as a block that one log lost may stand in another
             for key, checks in read_entries(lines, self.damaged):
                 if checks is None:
@@ -111,6 +111,11 @@ class Notes:
                     noted.add(key)
             self._blocks.update(noted)
         return self._blocks
+
+    def _new_lines(self) -> Iterator[Iterable[bytes]]:
+        # One that was under way is read again.
+        self.damaged = [line for line in self.damaged if line.endswith(b"\n")]
+        return self.folder.new_lines(self.run, self._seen)
 
 
 def lost_lines(folder: Folder, damaged: int, named: int, planned: int) -> str:

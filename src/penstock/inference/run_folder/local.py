@@ -131,8 +131,10 @@ class LocalFolder:
         with (self.path / name).open("rb") as file:
             file.seek(seen.get(name, 0))
             for line in file:
-                if line.endswith(b"\n"):
-                    seen[name] = seen.get(name, 0) + len(line)
+                if not line.endswith(b"\n"):
+                    yield line
+                    return  # the rest may come right now, and would be taken for a line
+                seen[name] = seen.get(name, 0) + len(line)
                 yield line
 
     def _logs(self, run: str = "*") -> list[str]:

@@ -192,6 +192,7 @@ def _blocks_along(geometry: Geometry, axis: int) -> BlocksAlong:
     )
 
 
+# Kept, as several numbers of a plan come from the same bricks, and so does one of each block.
 @lru_cache(maxsize=6)
 def bricks_along(geometry: Geometry, axis: int) -> Bricks:
     """The bricks of every part along one axis."""
