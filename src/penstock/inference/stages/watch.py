@@ -147,7 +147,6 @@ class Watch:
         rows = self.journal.own_rows(METRICS_FILE)
         if rows is None and config.metrics_json is not None:
             rows = config.metrics_json.with_suffix(".jsonl")
-        self._cpu_before = _cpu_seconds()
         with contextlib.ExitStack() as stack:
             # What is entered last ends first: rows end, are exported, and then count as whole.
             stack.callback(self.probe.close)
