@@ -218,8 +218,10 @@ def flatten(index: Sequence[int], cells: Box) -> int:
     Returns:
         The number of indices before it.
     """
-    inside = [i - start for i, start in zip(index, cells.start, strict=True)]
-    return int(np.ravel_multi_index(inside, cells.shape))
+    flat = 0  # numpy's own function takes twice as long for one index
+    for i, start, length in zip(index, cells.start, cells.shape, strict=True):
+        flat = flat * length + (i - start)
+    return flat
 
 
 def reflect(coordinates: NDArray[np.int_], low: int, high: int) -> NDArray[np.int_]:
