@@ -176,18 +176,15 @@ def caller_kept() -> Iterator[None]:
     import numpy as np
     import torch
 
-    python, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python, numpys = random.getstate(), np.random.get_state()
     # Asking for a GPU's state would start CUDA.
-    cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     try:
-        with environment_kept(), cuda_flags_kept():
+        with environment_kept(), cuda_flags_kept(), torch.random.fork_rng(gpus):
             yield
     finally:
         random.setstate(python)
         np.random.set_state(numpys)
-        torch.set_rng_state(torchs)
-        if cudas is not None:
-            torch.cuda.set_rng_state_all(cudas)
 
 
 BATCH_SIGNALS = tuple(

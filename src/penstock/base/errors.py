@@ -135,6 +135,11 @@ def as_usage_error(what: str, *kinds: type[Exception]) -> Iterator[None]:
 
     Raises:
         UsageError: An error was raised; the message ends with its reason.
+
+    >>> with as_usage_error("a.json is no record"):
+    ...     {}["id"]
+    Traceback (most recent call last):
+    penstock.base.errors.UsageError: a.json is no record: it lacks 'id'
     """
     meant: tuple[type[Exception], ...] = kinds or (Exception,)
     try:

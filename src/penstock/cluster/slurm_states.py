@@ -21,6 +21,7 @@ from ..base import (
     PenstockError,
     UsageError,
     array_ranges,
+    group_by,
     number_ranges,
     plural,
 )
@@ -215,9 +216,7 @@ def in_ranges(numbers: Iterable[str]) -> list[str]:
     >>> in_ranges(["12_3", "9", "12_4", "12_5"])
     ['12_[3-5]', '9']
     """
-    arrays = defaultdict[str, list[str]](list)
-    for number in numbers:
-        arrays[number.partition("_")[0]].append(number)
+    arrays = group_by(numbers, lambda number: number.partition("_")[0])
     return [
         # SLURM names an array by its own number alone once what still waited is cancelled.
         same[0]
@@ -236,9 +235,7 @@ def table_of(rows: Iterable[JobState]) -> list[str]:
     Returns:
         The lines, after a line with the names of the columns.
     """
-    alike = defaultdict[tuple[str, str], list[JobState]](list)
-    for row in rows:
-        alike[row.id.partition("_")[0], row.words()].append(row)
+    alike = group_by(rows, lambda row: (row.id.partition("_")[0], row.words()))
     table = [("job", "name", "ranks", "nodes", "state")]
     for (_, words), same in alike.items():
         job = same[0].job

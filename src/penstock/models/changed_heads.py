@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -231,20 +232,16 @@ def _views(views: Views, ndim: int, axes: tuple[int, ...] | None) -> Iterator[tu
     those that may be flipped, None for all."""
     if views == "rotations":
         for quarter in range(4):
-            yield _rotated(quarter), _rotated(-quarter)
+            yield (
+                partial(torch.rot90, k=quarter, dims=(-2, -1)),
+                partial(torch.rot90, k=-quarter, dims=(-2, -1)),
+            )
         return
     spatial = range(2, ndim) if axes is None else [2 + axis for axis in axes]
     for count in range(len(spatial) + 1):
         for chosen in itertools.combinations(spatial, count):
-            yield _flipped(chosen), _flipped(chosen)
-
-
-def _rotated(quarters: int) -> Turn:
-    return lambda batch: batch.rot90(quarters, (-2, -1))
-
-
-def _flipped(axes: tuple[int, ...]) -> Turn:
-    return lambda batch: batch.flip(axes)
+            flip = partial(torch.flip, dims=chosen)
+            yield flip, flip
 
 
 def of_views(model: Model, views: Views) -> Model:

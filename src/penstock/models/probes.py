@@ -390,6 +390,5 @@ def _same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
 
 
 def _cropped(x: Tensor, corner: Sequence[int], sides: Sequence[int]) -> Tensor:
-    for axis, (start, length) in enumerate(zip(corner, sides, strict=True)):
-        x = x.narrow(x.ndim - len(sides) + axis, start, length)
-    return x
+    box: Any = [slice(start, start + n) for start, n in zip(corner, sides, strict=True)]
+    return x[(..., *box)]

@@ -69,11 +69,9 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> set[str]:
 
 def differing_knobs(records: Iterable[Record]) -> list[str]:
     """The knobs whose values differ among the cases of records, in the order of the cases."""
-    values: dict[str, set[str]] = {}
-    for record in records:
-        for name, value in record.case.items():
-            values.setdefault(name, set()).add(str(value))
-    return [name for name, each in values.items() if len(each) > 1]
+    cases = [record.case for record in records]
+    names = dict.fromkeys(name for case in cases for name in case)
+    return [n for n in names if len({str(case[n]) for case in cases if n in case}) > 1]
 
 
 def settings_that_differ(a: Sequence[Record], b: Sequence[Record]) -> list[tuple[str, str, str]]:
@@ -88,12 +86,11 @@ def settings_that_differ(a: Sequence[Record], b: Sequence[Record]) -> list[tuple
     """
     sides = [[settings_of_launch(record) for record in side] for side in (a, b)]
     names = sorted({name for side in sides for each in side for name in each})
-    lines = []
-    for name in names:
-        values = [sorted({_words(each.get(name)) for each in side}) for side in sides]
-        if values[0] != values[1]:
-            lines.append((name.replace("_", "-"), *(" or ".join(each) for each in values)))
-    return [(name, one, other) for name, one, other in lines]
+    one, other = (
+        {name: " or ".join(sorted({_words(each.get(name)) for each in side})) for name in names}
+        for side in sides
+    )
+    return [(n.replace("_", "-"), one[n], other[n]) for n in names if one[n] != other[n]]
 
 
 def _words(value: Any) -> str:

@@ -27,7 +27,7 @@ class Queues:
         """``equipment`` is what an earlier part of the job left."""
         plan, lanes = job.plan, len(job.devices)
         self.flow = Flow()
-        self.equipment = equipment or Equipment(job)
+        self.equipment: Equipment = equipment or Equipment(job)
         self.readers = max(1, job.config.prep_workers // lanes)
         """Number of threads that read for each lane."""
         self.room = [Budget(self.flow, plan.brick_budget) for _ in job.devices]
@@ -77,8 +77,8 @@ class Run:
         self.request = request or EndRequest()
         self.parts = job.plan.parts
         extent = job.plan.extent if numbers is None else self.parts.extent(numbers)
-        self.queues = Queues(job)
-        self.watch = Watch(job, journal, lock, self.request, extent)
+        self.queues: Queues = Queues(job)
+        self.watch: Watch = Watch(job, journal, lock, self.request, extent)
         self.masks: dict[int, FilledMask] = {}
         """Those of volumes, by their index, where values are masked."""
         self.seconds = 0.0
