@@ -204,8 +204,11 @@ def unflatten(flat: int, cells: Box) -> tuple[int, ...]:
     Returns:
         The index.
     """
-    inside = np.unravel_index(flat, cells.shape)
-    return tuple(start + int(i) for start, i in zip(cells.start, inside, strict=True))
+    index = []  # not by numpy, whose integers end at 2**63: hostile shapes have more cells
+    for start, length in zip(reversed(cells.start), reversed(cells.shape), strict=True):
+        flat, rest = divmod(flat, length)
+        index.append(start + rest)
+    return tuple(reversed(index))
 
 
 def flatten(index: Sequence[int], cells: Box) -> int:
