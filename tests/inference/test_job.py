@@ -23,7 +23,6 @@ from penstock.data.stores.open import open_source
 from penstock.inference.opening import job as opening_job
 from penstock.inference.opening import net, outputs
 from penstock.inference.opening.net import with_peak_on
-from penstock.inference.opening.selection import with_bands
 from penstock.inference.run_folder.journal import Journal
 from penstock.instruments import Probe, environment
 from penstock.models import devices as models_devices
@@ -31,7 +30,7 @@ from penstock.models import footprint
 from penstock.models import load as model
 from penstock.models.footprint import _Peak
 
-from .kit import config, opened
+from .kit import opened
 
 
 def array_spec(kvstore: Any, path: str, shape: tuple[int, ...] = (20, 20, 20)) -> dict[str, Any]:
@@ -333,11 +332,3 @@ def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
     model = Works(room=False)
     net, allocator = opened(OUT, model_type=model, head_kind="intensity").net, Allocator()
     assert with_peak_on(net, CPU, allocator) == net and allocator.emptied
-
-
-def test_channels_are_all_one_to_the_identity() -> None:
-    """The note named a flag that `convert` lacks."""
-    source = open_source(np.zeros((1, 2, 8, 8, 8), "uint8"))
-    for network, notes in (("identity", 0), (nn.Hardtanh(), 1)):
-        taken = model.load_model(network)
-        assert len(with_bands(config(), taken, source, 2)[1]) == notes
