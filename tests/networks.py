@@ -143,6 +143,10 @@ FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "MultiheadAttention",
     ),
     "flow by values": (lambda: Made(_flow, conv(1, 1)), "farther than 128"),
+    "farther where bright": (
+        lambda: Made(lambda x, layer: torch.where(x > 2, layer(x), x), conv(1, 1, 9)),
+        "differs from a larger input",
+    ),
     "corners aligned": (lambda: _tri(True), "where a patch lies"),
     "position": (lambda: Made(lambda x: x + torch.arange(x.shape[-1]).to(x)), "where a patch lies"),
     "size": (lambda: Made(lambda x: x / x.shape[-1]), "differs from a larger input"),

@@ -314,6 +314,8 @@ def test_nanometers_are_said_in_a_unit_of_nifti() -> None:
     [
         ("a.ome.tif", ("--out-dtype", "int64"), "an OME-TIFF does not hold int64; give --out-dtyp"),
         ("a.nii", ("--out-dtype", "float16"), "does not hold float16; give --out-dtype float32"),
+        ("a.n5", ("--levels", "2"), "--levels 2: a.n5 is an array alone"),
+        ("a.zarr", ("--levels", "2", "--plain"), "--levels 2: a.zarr is an array alone"),
         ("a.n5", ("--out-dtype", "bool"), "a.n5: N5 does not hold bool; give --out-dtype uint8"),
         ("a.tif", ("--shards", "64"), "a .tif has no shards"),
         ("s3://bucket/a.tif", (), "is written on this machine only"),

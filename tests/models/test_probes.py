@@ -34,7 +34,9 @@ def test_a_context_of_more_than_a_hundred_voxels_is_found() -> None:
     assert reach.exact and reach.before == reach.after == (121,) * 3
 
 
-@pytest.mark.parametrize("name", _cases({**FAR}, ("instance norm", "position", "size")))
+@pytest.mark.parametrize(
+    "name", _cases({**FAR}, ("instance norm", "position", "farther where bright"))
+)
 def test_what_no_overlap_makes_exact_is_told_with_its_reason(name: str) -> None:
     if name.startswith("MONAI"):
         pytest.importorskip("monai")

@@ -306,9 +306,11 @@ class _Probed:
             step = [reach.step[a] if a in cut else 0 for a in range(self.axes)]
             if len(cut) > 1 and math.prod(sides) > _MOST_CHECK_VOXELS:
                 continue
-            whole = self.noise([n + 3 * s for n, s in zip(sides, step, strict=True)])
-            expected = self.run(whole)
             for shifts in (1, 2):
+                whole = self.noise([n + 3 * s for n, s in zip(sides, step, strict=True)])
+                if shifts == 2:  # z-scores: a network that compares may see farther there
+                    whole = 6 * whole - 3
+                expected = self.run(whole)
                 corner = [shifts * s for s in step]
                 patch = self.run(_cropped(whole, corner, sides))
                 low = [reach.before[a] if a in cut else 0 for a in range(self.axes)]

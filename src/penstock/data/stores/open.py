@@ -167,8 +167,8 @@ def open_sink(
 
     Args:
         spec: the output. A TensorStore spec describes it in full. A path or URL becomes an N5
-            array if it ends in ``.n5``, else an OME-Zarr group with the array at ``0``. A numpy
-            array is written in place.
+            array if it is or is in a ``.n5``, else an OME-Zarr group with the array at ``0``. A
+            numpy array is written in place.
         domain: the box of the output (t c z y x), where the spec leaves it open.
         dtype: the dtype of the output, where the spec leaves it open.
         like: the source whose axes, scale and position an OME-Zarr output takes.

@@ -170,11 +170,25 @@ def sizes_of_heads(
     }
 
 
+_WITH_LEVELS = ("cog", "ome")
+"""The kinds of files that have levels."""
+
+
 def level_bytes(config: InferConfig, sinks: Sequence[Sink]) -> int:
-    """Bytes for the first level below outputs, of whose blocks some are in flight."""
+    """Bytes for the first level below outputs, of whose blocks some are in flight.
+
+    Raises `UsageError` if levels are asked for where none can be.
+    """
     if config.levels == "none":
         return 0
     images = [sink for sink in sinks if getattr(sink, "documents", None)]
+    for sink in sinks:
+        has_levels = getattr(sink, "documents", None) or getattr(sink, "kind", "") in _WITH_LEVELS
+        if config.levels is not None and config.levels > 1 and not has_levels:
+            raise UsageError(
+                f"--levels {config.levels}: {sink.name} is an array alone; OME-Zarr, GeoTIFF and "
+                "OME-TIFF have levels"
+            )
     below = [levels_below(sink.domain.shape, count=config.levels) for sink in images]
     return sum(
         min(_MOST_LEVEL_BYTES, math.prod(levels[0].shape) * sink.dtype.itemsize)

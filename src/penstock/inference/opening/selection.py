@@ -75,7 +75,7 @@ def with_bands(
             f"the model does not say how many channels it takes, and gets each of the {count} as a "
             f"volume of its own; --in-channels {count} gives it all at once"
         )
-        return model, [] if model.says_channels else [note]
+        return model, [] if model.says_channels or model.name == "identity" else [note]
     if not model.says_channels:
         return replace(model, in_channels=count), [f"the model gets all {count} bands at once"]
     raise UsageError(
