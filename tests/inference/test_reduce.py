@@ -52,7 +52,7 @@ def reduced(seam: str, how: str, *outs: Array, model: Any = None, **knobs: Any) 
 def test_scores_are_reduced_after_seams_are_joined(seam: str) -> None:
     right = scores(seam)
     labels = np.zeros(SHAPE, "uint8")
-    reduced(seam, "argmax", labels)
+    reduced(seam, "argmax", labels, head_kind="scores")  # which it takes anyway
     np.testing.assert_array_equal(labels, right.argmax(0))
     above = np.zeros((4, *SHAPE), "uint8")
     reduced(seam, "threshold:0.4", above)
@@ -94,7 +94,7 @@ class Wild(Classes):
         ("threshold:nan", {}, "`reduce` threshold:nan is not argmax"),
         ("top:9", {}, "`reduce` top:9: head out has 4 channels"),
         ("argmax", {"model": nn.Conv3d(1, 1, 3, padding=1)}, "argmax: head out has 1 channel"),
-        ("argmax", {"head_kind": "scores"}, "leave out `head_kind`"),
+        ("argmax", {"head_kind": "labels"}, "leave out `head_kind`"),
         ("argmax", {"tta": "rotations", "patch": (8, 8, 10)}, "not 8 and 10"),
     ],
 )

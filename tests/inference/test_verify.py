@@ -453,7 +453,7 @@ def test_what_is_no_run_is_refused(out: Path, tmp_path, capsys) -> None:
     refused([out, out], "wrote 1 output, not 2; name one of them")
     for share, why in (("0", "is not a share such as 1% or 0.01"), ("200%", "less than or equal")):
         refused([out, "--recompute", share], why)
-    for text, said in (("{", "run.json is damaged"), ("[]", "is not a run folder"),
+    for text, said in (("{", "run.json is damaged"), ("[]", "run.json is damaged"),
                        ('{"settings": {}, "fingerprint": {}}', "is not a run folder"),
                        (noted.replace('"domain"', '"doman"'), "is not a run folder")):  # fmt: skip
         (folder / "run.json").write_text(text)

@@ -170,7 +170,7 @@ class Valued(Sampled):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Valued:
-        if self.reduce is not None and self.head_kind is not None:
+        if self.reduce is not None and set(self.head_kind or ()) - {"scores"}:
             raise ValueError("--reduce takes scores and decides what becomes of them, so leave out "
                              "--head-kind")  # fmt: skip
         lower, upper = self.norm_lower, self.norm_upper

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,14 +44,12 @@ def read_document(folder: Folder, name: str) -> dict[str, Any] | None:
     """
     if (content := folder.read(name)) is None:
         return None
-    try:
-        document: dict[str, Any] = dict(json.loads(content))
-    except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{folder}/{name} is damaged; put it back from a copy, or let infer --overwrite begin "
-            "anew"
-        ) from error
-    return document
+    with suppress(ValueError):
+        if isinstance(document := json.loads(content), dict):
+            return document
+    raise UsageError(
+        f"{folder}/{name} is damaged; put it back from a copy, or let infer --overwrite begin anew"
+    )
 
 
 def read_run(place: Folder | Path | str) -> dict[str, Any]:
