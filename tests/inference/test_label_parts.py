@@ -102,6 +102,18 @@ def test_parts_write_what_one_process_writes(tmp_path, capsys) -> None:
     check_same(tmp_path, capsys)
 
 
+def test_a_part_that_may_number_blocks_in_another_way_is_refused(tmp_path, capsys) -> None:
+    made(tmp_path, 8)
+    assert main(words_of(tmp_path, "one", "--prepare")) == 0
+    run = tmp_path / "one" / "out.zarr.penstock" / "run.json"
+    text = run.read_text()
+    run.write_text(text.replace('"connected-components-3d": "', '"connected-components-3d": "0.'))
+    assert main(words_of(tmp_path, "one", "--part", "1/2")) == 2
+    assert "connected-components-3d" in capsys.readouterr().err
+    run.write_text(text)
+    assert main(words_of(tmp_path, "one", "--part", "1/2")) == 0
+
+
 @pytest.mark.slow
 def test_twenty_kills_and_two_at_once(tmp_path, capsys) -> None:
     made(tmp_path, 20)

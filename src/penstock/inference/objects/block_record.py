@@ -85,7 +85,7 @@ def measure_block(
         coordinates of their voxels; ``faces`` along z y x between an object and what is not in it,
         or not in the block; ``sum`` and ``max`` of each channel.
     """
-    count, runs, array = len(labels.first), labels.runs, labels.array
+    count, runs, array = labels.count, labels.runs, labels.array
     low, high, sums = extents_of(runs, array.shape, count)
     origin = np.array(box.start[2:], np.int64)
     faces = [faces_along(array, axis, count) for axis in range(2)]
@@ -153,7 +153,7 @@ class BlockRecord(NamedTuple):
     at_border: NDArray[np.bool_]
     """True if the object touches a face of the volume."""
     keys: NDArray[np.int64] | None = None
-    """See `LocalLabels`, as for ``values``."""
+    """See `LocalLabels`, which has them for voxels; as for ``values``."""
     values: NDArray[Any] | None = None
     faces: Mapping[str, NDArray[Any]] = MappingProxyType({})
     """The labels at the faces that have a block behind them, named ``0-`` to ``2+`` for the lower
@@ -204,9 +204,8 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
 
 
 def record_of(
-    labels: LocalLabels, box: Box, domain: Box, flat: bool, voxels: NDArray[np.int64],
-    measures: Measures,
-) -> BlockRecord:  # fmt: skip
+    labels: LocalLabels, box: Box, domain: Box, flat: bool, measures: Measures
+) -> BlockRecord:
     """Count the objects of a block.
 
     Args:
@@ -214,13 +213,12 @@ def record_of(
         box: The block: one time, one channel.
         domain: The volume.
         flat: True for a plane: it has no faces along z.
-        voxels: The number of voxels of each.
         measures: What is measured besides.
 
     Returns:
         The record.
     """
-    at_border = np.zeros(len(labels.first) + 1, bool)
+    at_border = np.zeros(labels.count + 1, bool)
     faces: dict[str, NDArray[Any]] = {}
     for axis, sign, face, is_outer in faces_of(labels.array, box, domain):
         if not is_outer:
@@ -230,7 +228,10 @@ def record_of(
     within = np.stack(np.unravel_index(labels.first, box.shape), axis=1)
     places = within + np.subtract(box.start, domain.start)
     first = np.ravel_multi_index(tuple(places.T), domain.shape).astype(np.int64)
-    return BlockRecord(first, voxels, at_border[1:], labels.keys, labels.values, faces, measures)
+    keys, values = map(labels.firsts_of, (labels.key_of, labels.value_of))
+    return BlockRecord(
+        first, labels.runs.voxels(labels.count), at_border[1:], keys, values, faces, measures
+    )
 
 
 def faces_of(

@@ -99,9 +99,8 @@ class BlockWork(RoundWork):
         measures: Measures = {}
         if self.measured:
             measures = measure_block(labels, box, self.image, self.image_channels)
-        voxels = labels.runs.voxels(len(labels.first))
         flat = "z" not in self.source.axes
-        record = record_of(labels, box, self.grid.domain, flat, voxels, measures)
+        record = record_of(labels, box, self.grid.domain, flat, measures)
         save_table(self.files(number)[0], record)
         return ""
 
@@ -110,13 +109,13 @@ class BlockWork(RoundWork):
         box = self.grid[number]
         labels = self.labels_of(box, number)
         start, stop = self._starts[number : number + 2]
-        if stop - start != len(labels.first):
+        if stop - start != labels.count:
             raise PenstockError(
                 f"IN {self.source.name}: has changed since its objects were counted; begin anew "
                 "with --overwrite"
             )
-        ids = np.concatenate([[0], self._ids[start:stop]]).astype(self.sink.dtype)
-        values = ids[labels.array][None, None]
+        ids = self._ids[start:stop].astype(self.sink.dtype)
+        values = labels.as_numbered(ids)[None, None]
         check = digest_of([values])
         self.lock.check()  # a process that was stopped long ago must not write into another run's
         self.sink.write(box, values)

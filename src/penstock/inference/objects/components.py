@@ -1,13 +1,14 @@
-"""The connected components of a block, numbered from 1 in the order of their first voxels.
+"""The connected components of a block, numbered from 1.
 
-They are ordered, counted and measured by runs of voxels of one object along x: there are far fewer
-runs than voxels, and their ends are found where neighbours differ.
+They are counted and measured by runs of voxels of one object along x: there are far fewer runs than
+voxels, and their ends are found where neighbours differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -103,18 +104,41 @@ def faces_along(labels: NDArray[np.integer], axis: int, count: int) -> NDArray[n
     return 2 * np.bincount(np.concatenate(leaving), minlength=count + 1)[1:]
 
 
-class LocalLabels(NamedTuple):
-    """The objects in one block."""
+@dataclass(frozen=True)
+class LocalLabels:
+    """The objects in one block. Whoever finds them again numbers them alike."""
 
     array: NDArray[Any]
-    """Along z y x, 0 where there is none, else numbers from 1 in the order of first voxels."""
-    first: NDArray[np.int64]
-    """The place of the first voxel of each object, in the flattened block."""
-    runs: Runs
-    keys: NDArray[np.int64] | None = None
-    """The object that each is a part of, if that is known; else blocks are joined by faces."""
-    values: NDArray[Any] | None = None
-    """The value of each object, if only neighbours of equal value are the same; else None."""
+    """Along z y x, 0 where there is none, else numbers from 1."""
+    count: int
+    key_of: NDArray[np.int64] | None = None
+    """The object that each voxel is in over all blocks, if that is known; else blocks are joined by
+    faces."""
+    value_of: NDArray[Any] | None = None
+    """The value of each voxel, if only neighbours of equal value are the same; else None."""
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The runs of the objects."""
+        return runs_of(self.array)
+
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """The place of the first voxel of each object, in the flattened block."""
+        return self.runs.firsts(self.count)
+
+    def firsts_of(self, voxels: NDArray[Any] | None) -> NDArray[Any] | None:
+        """What an array has at the first voxel of each object."""
+        return None if voxels is None else voxels.reshape(-1)[self.first]
+
+    def as_numbered(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """The array with other numbers for objects 1, 2 and so on."""
+        of_label = np.concatenate([np.zeros(1, numbers.dtype), numbers])
+        # Both as unsigned numbers of one width: numpy would make an index of 64 bits of each voxel.
+        width = np.dtype(f"u{max(self.array.itemsize, numbers.itemsize)}")
+        labels = self.array.reshape(-1).astype(width)
+        mapped = require("fastremap", "label").remap_from_array(labels, of_label.astype(width))
+        return mapped.astype(numbers.dtype, copy=False).reshape(self.array.shape)
 
 
 @dataclass(frozen=True)
@@ -159,8 +183,7 @@ class ComponentRule:
         if self.holes is not None:
             array |= self.holes.of_block(array, number)
         labels = _components(array, self.connectivity)
-        values = array.reshape(-1)[labels.first] if self.matter == "labels" else None
-        return labels._replace(values=values)
+        return replace(labels, value_of=array) if self.matter == "labels" else labels
 
     def background(self) -> ComponentRule:
         """The rule for all that is no object."""
@@ -179,8 +202,8 @@ class HoleTable(NamedTuple):
     def of_block(self, inside: NDArray[np.bool_], number: int) -> NDArray[np.bool_]:
         """Where the holes of a block are, given where its objects are."""
         labels = _components(~inside, self.connectivity)
-        holes = self.is_hole[self.starts[number] :][: len(labels.first)]
-        return np.concatenate([[False], holes])[labels.array]
+        holes = self.is_hole[self.starts[number] :][: labels.count]
+        return labels.as_numbered(holes.view(np.uint8)).view(bool)
 
 
 def labelled(array: NDArray[Any], connectivity: int) -> tuple[NDArray[Any], int]:
@@ -200,29 +223,13 @@ def labelled(array: NDArray[Any], connectivity: int) -> tuple[NDArray[Any], int]
 
 def _components(array: NDArray[Any], connectivity: int) -> LocalLabels:
     labels, count = labelled(array[0] if connectivity in (4, 8) else array, connectivity)
-    return in_order_of_first(labels.reshape(array.shape), count)
+    return compact(labels.reshape(array.shape), count)
 
 
-def in_order_of_first(labels: NDArray[np.integer], count: int) -> LocalLabels:
-    """Number objects in the order of their first voxels.
-
-    Args:
-        labels: Along z y x, with the numbers from 0 to ``count``.
-        count: The number of objects.
-
-    Returns:
-        The objects.
-    """
-    labels = labels.astype(np.min_scalar_type(count), copy=False)  # fewer bytes are faster
-    runs = runs_of(labels)
-    first = runs.firsts(count)
-    order = np.argsort(first)
-    if not np.array_equal(order, np.arange(count)):
-        numbers = np.zeros(count + 1, labels.dtype)
-        numbers[order + 1] = np.arange(1, count + 1)
-        labels, first = numbers[labels], first[order]
-        runs = runs._replace(numbers=numbers[runs.numbers])
-    return LocalLabels(labels, first, runs)
+def compact(labels: NDArray[np.integer], count: int) -> LocalLabels:
+    """The objects of an array along z y x, with the numbers from 0 to ``count``. It keeps few
+    bytes, which are faster."""
+    return LocalLabels(labels.astype(np.min_scalar_type(count), copy=False), count)
 
 
 def matter_of(source: Source, threshold: float | None, equal: bool | None) -> Matter:

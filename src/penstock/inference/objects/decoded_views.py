@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from ...base import LabelConfig, UsageError, groups_of, in_order, require
 from ...data import Box, Grid, Source, flatten
 from ..tiling.geometry import per_axis
 from .block_record import extents_of, faces_of, load_table, numbers_of_cells, save_array, save_table
-from .components import LocalLabels, in_order_of_first, runs_of
+from .components import LocalLabels, compact, runs_of
 from .decoders import Decoder, check_decoder, opened_decoder
 from .label_output import RoundWork
 
@@ -197,8 +197,7 @@ def painted(work: ViewWork, owners: Owners, box: Box) -> LocalLabels:
         seen = np.concatenate([[0], of_view])[work.labels(view, part)]
         np.copyto(here, seen, where=here == 0)
     labels, _ = require("fastremap", "label").renumber(keys)
-    local = in_order_of_first(labels, int(labels.max(initial=0)))
-    return local._replace(keys=keys.reshape(-1)[local.first])
+    return replace(compact(labels, int(labels.max(initial=0))), key_of=keys)
 
 
 def owners_of(work: ViewWork, threads: int) -> Owners:

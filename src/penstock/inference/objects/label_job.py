@@ -9,7 +9,6 @@ the run folder until the end, so that a run that was killed goes on with it.
 from __future__ import annotations
 
 from functools import partial
-from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ...base import (
     check_folder,
     check_outputs,
     format_bytes,
+    installed_version,
     plural,
     usable_cores,
 )
@@ -45,6 +45,8 @@ MEASURING_BYTES = 20
 """Bytes for each voxel that come on top where objects are measured."""
 JOINED_BYTES, MEASURED_BYTES = 100, 400
 """Bytes that the join takes for each object of a block, and those with what is measured."""
+NUMBERED_BY = ("connected-components-3d", "fastremap")
+"""The distributions that number the objects of a block."""
 OF_ONE_START = frozenset(
     "in_spec out_spec overwrite resume workers block max_memory run_dir take_over levels prepare "
     "part finish cluster worker_timeout".split()
@@ -161,8 +163,9 @@ class LabelJob:
         }
 
     def maker(self) -> dict[str, Any]:
-        """The code that labels."""
-        return {"penstock": metadata.version(DISTRIBUTION)}
+        """The code that labels, and numbers the objects of a block alike in all rounds."""
+        versions = {name: installed_version(name) for name in NUMBERED_BY}
+        return {"penstock": installed_version(DISTRIBUTION), **versions}
 
     def facts(self) -> dict[str, Any]:
         """What run.json says besides."""

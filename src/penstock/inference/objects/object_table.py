@@ -147,17 +147,24 @@ class PlaneEnds(NamedTuple):
     @property
     def ratio(self) -> float | None:
         """How many times as many end at a plane of blocks, which is near 1 if blocks cut nothing.
-        None if nothing ends at the planes between."""
-        if not self.at_controls:
+        None if nothing ends at the planes of blocks, or at those between."""
+        if not (self.at_planes and self.at_controls):
             return None
         return (self.at_planes / self.planes) / (self.at_controls / self.controls)
 
     def sentence(self) -> str:
         """The counts in words."""
-        times = "" if self.ratio is None else f": {self.ratio:.2f} times as many at each, 1 is good"
+        sides = f"{self.at_planes:,} side{'s' * (self.at_planes != 1)}"
+        verdict = ""
+        if self.ratio is not None:
+            verdict = f": {self.ratio:.2f} times as many at each, 1 is good"
+        elif self.at_controls:
+            verdict = ": blocks cut nothing"
+        elif self.at_planes:
+            verdict = ": blocks may cut objects, as none ends between"
         return (
-            f"{plural(self.at_planes, 'side')} of objects at {plural(self.planes, 'plane')} of "
-            f"blocks, {self.at_controls:,} at {plural(self.controls, 'plane')} between{times}"
+            f"{sides} of objects at {plural(self.planes, 'plane')} of blocks, "
+            f"{self.at_controls:,} at {plural(self.controls, 'plane')} between{verdict}"
         )
 
 

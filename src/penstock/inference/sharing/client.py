@@ -29,6 +29,7 @@ from ...base import (
 from ...cluster import FailedItem, Workers, connect, share, share_pieces, wait_for_worker
 from ...instruments import Nvml
 from ..objects.block_work import BlockOrder, Round, do_order
+from ..objects.label_job import NUMBERED_BY
 from ..objects.label_run import LabelSummary
 from ..objects.labelling import Labelling, Show
 from ..planning.plan import Plan, missing_parts, voxels_of, written_in
@@ -307,7 +308,9 @@ def label_on_cluster(
         Incomplete: Blocks failed, or no worker came; ``--resume`` goes on.
     """
     labelling = Labelling(settled(config))
-    with connect(config, say, preload="penstock.inference.objects.block_work") as workers:
+    with connect(
+        config, say, libraries=NUMBERED_BY, preload="penstock.inference.objects.block_work"
+    ) as workers:
         wait_for_worker(workers)  # before the outputs are made
 
         def over(each: Round, lacking: Sequence[int]) -> Iterator[tuple[int, str]]:
