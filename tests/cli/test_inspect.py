@@ -1,6 +1,5 @@
 """``penstock inspect`` says how far a network sees."""
 
-
 from penstock.cli import main
 
 
