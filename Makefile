@@ -53,7 +53,7 @@ CORE = $(addprefix tests/, test_platforms.py base/test_labels.py base/test_threa
 	bench/test_sweep.py cli/test_doctor.py cli/test_help.py \
 	cluster/test_place.py cluster/test_slurm_jobs.py \
 	cluster/test_slurm_submit.py data/test_grid.py \
-	data/test_normalize.py data/test_preprocess.py data/test_volumes.py data/test_weather.py \
+	data/test_normalize.py data/test_volumes.py data/test_weather.py \
 	data/test_windows.py \
 	instruments/test_environment.py instruments/test_ledger.py instruments/test_page_cache.py instruments/test_sampler.py \
 	loading/test_fields.py loading/test_order.py \
@@ -76,7 +76,7 @@ pythons:                            ## the core alone, and its tests, on another
 		$$python -m venv --clear $(VENV)-other && \
 		$(VENV)-other/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 			-e . pytest hypothesis && \
-		$(VENV)-other/bin/python -m pytest -q -m "not slow" $(CORE) || exit 1; done
+		$(VENV)-other/bin/python -m pytest -q $(CORE) || exit 1; done
 
 proofs: $(VENV)/ready               ## before a release: tests whose law a quicker one holds too
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m "long or hypothesis" --hypothesis-profile most \

@@ -290,6 +290,26 @@ def test_an_address_without_a_login_stays_as_it_is() -> None:
         assert redact(text) == text
 
 
+def test_no_output_has_a_key_in_its_name(tmp_path, capsys, here) -> None:
+    zarr(tmp_path / "in.zarr", counted_up())
+    infer = ["infer", "--in-spec", "in.zarr", "--out-spec", "out.zarr", "--model-type", "identity",
+             "--patch", "8", "--overlap", "0", "--devices", "cpu"]  # fmt: skip
+    here = "a URL was given; give a place on this machine"
+    for words, said in (
+        (["generate", "ufs-p1", URL], here),
+        (["generate", "volume", URL], here),
+        ([*infer, "--run-dir", URL], "the URL holds a login"),
+        ([*infer, "--run-dir", "s3://me:hunter2word@bucket/run"], "the URL holds a login"),
+        ([*infer, "--run-dir", "memory://run"], "or a prefix such as s3://BUCKET/PREFIX"),
+        ([*infer, "--trace", URL], here),
+        ([*infer, "--metrics-json", URL], here),
+    ):
+        assert main(words) == 2, words
+        error = capsys.readouterr().err
+        assert said in error and "hunter2word" not in error, words
+        assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"], words
+
+
 @pytest.mark.slow  # a store that does not answer is asked again
 def test_what_fails_tells_no_key(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")

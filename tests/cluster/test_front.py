@@ -406,8 +406,7 @@ def needs_memory(number: int) -> int:
 
 @pytest.mark.slow
 def test_a_worker_whose_memory_limit_is_too_low_ends_the_job_and_is_named() -> None:
-    with (
-        forked_workers(),
+    with (  # its worker is no fork, whose libraries alone would fill it
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, memory_limit="700MiB", host="127.0.0.1",
             dashboard_address=None, silence_logs=logging.CRITICAL,
