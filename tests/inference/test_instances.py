@@ -221,8 +221,11 @@ def test_ends_are_counted_at_planes_and_between() -> None:
     grid = Grid(Box((0,) * 5, (1, 1, 9, 9, 20)), (1, 1, 9, 9, 10))
     ends = ends_at_planes(measures, grid, (0, 0, 0))
     assert ends == (1, 2, 2, 2) and ends.ratio == 2  # at 10; at 5 and 15
-    told = ends.sentence()
-    assert told.startswith("2 sides of objects at 1 plane of blocks, 2 at") and "2.00 times" in told
+    sentence = ends.sentence()
+    assert (
+        sentence.startswith("2 sides of objects at 1 plane of blocks, 2 at")
+        and "2.00 times" in sentence
+    )
     assert ends._replace(at_planes=0).sentence().endswith("between: blocks cut nothing")
     assert ends._replace(at_controls=0).sentence().endswith("as none ends between")
     assert ends._replace(at_planes=0, at_controls=0).sentence().endswith("0 at 2 planes between")
