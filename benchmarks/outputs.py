@@ -249,7 +249,7 @@ def pairs() -> dict[str, tuple[list[str], list[str]]]:
 
 def make_inputs(small: bool) -> None:
     make_volume("big.zarr", (256, 256, 256) if small else (1024, 1024, 1024))
-    sides = (32, 96, 96) if small else (96, 256, 256)
+    sides = (32, 96, 96) if small else (96, 256, 512)
     make_volume("net.zarr", sides)
     import torch
     import zarr
