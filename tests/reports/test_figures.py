@@ -272,6 +272,16 @@ def test_a_figure_on_paper_draws_no_formula() -> None:
     assert drawn.axes[1].get_yscale() == "log"
 
 
+def test_the_names_of_a_stack_stand_beside_it() -> None:
+    parts = [Series("forward", [0], [1], "bars"), Series("wait", [0], [3], "bars", 1, base=[1])]
+    drawn = draw(Figure("phases", "", [Panel(series=parts)]))
+    drawn.draw_without_rendering()
+    (axes,) = drawn.axes
+    names = axes.get_legend()
+    assert names.get_window_extent().x0 >= axes.get_window_extent().x1
+    assert [text.get_text() for text in names.get_texts()] == ["wait", "forward"]
+
+
 @pytest.mark.parametrize(
     ("unit", "value", "expected"),
     [("B", 2**31, ("GiB", 2.0**30)), ("B/s", 2**11, ("KiB/s", 2.0**10)), ("s", 2e-5, ("µs", 1e-6)),

@@ -150,7 +150,10 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
         axis.text(0.5, 0.5, panel.note or "not recorded", **place)
     named = [label for label in axis.get_legend_handles_labels()[1] if label]
     if len(named) > 1:
-        axis.legend(frameon=False, fontsize=8, ncols=1 if len(named) < 5 else 2)
+        legend: dict[str, Any] = {"ncols": 1 if len(named) < 5 else 2}
+        if any(len(each.base) for each in panel.series):  # stacks leave no room between the axes
+            legend = {"loc": "upper left", "bbox_to_anchor": (1, 1), "reverse": True}
+        axis.legend(frameon=False, fontsize=8, **legend)
 
 
 def _set_axis(drawn: Any, which: str, axis: Axis, unit: str, scale: float) -> None:
