@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zarr
 from numpy.typing import NDArray
 from torch import nn
 
+from penstock.data import Box, Grid
 from penstock.data.box import reflect
 from penstock.inference import Job, run_job
 from penstock.inference.opening import seam_error, seams
 from penstock.inference.opening.seam_error import SeamTrial
 from penstock.inference.opening.seam_numbers import label_f1, seam_error_of
+from penstock.inference.opening.selection import Volume
 from penstock.inference.tiling.exact import chunk_and_halo, is_exact, least_overlap
 from penstock.models import REGISTRY, Model, Reach, Reduction, find_reach, load_model
 from tests.networks import LOCAL, Made, conv, seeded
@@ -205,6 +208,22 @@ def test_the_difference_at_seams_is_measured_on_the_data() -> None:
     assert few is not None and (few.places, few.window, few.low) == (1, 1.5, ())
     for patches, room in ((20, 2**30), (999, 1000)):  # costs more than it may, or needs more memory
         assert trial.error(patches, room) is None
+
+
+@pytest.mark.usefixtures("measured_soon")
+def test_what_is_measured_on_is_read_in_as_few_chunks_as_can_be(here, monkeypatch) -> None:
+    volume = np.random.default_rng(0).random((120, 120, 120)).astype(np.float32)
+    zarr.create_array("in.zarr", data=volume, chunks=(40, 40, 60))
+    job = opened(
+        np.zeros_like(volume), in_spec="in.zarr", patch=(24,), overlap=(4,), model_type=_far(),
+        head_kind="intensity",
+    )  # fmt: skip
+    boxes, read = list[Box](), Volume.array
+    monkeypatch.setattr(Volume, "array", lambda *at: boxes.append(at[2]) or read(*at))
+    error = _trial(job).error(999, 2**30)
+    assert error.places == len(boxes) > 2 and {box.shape for box in boxes} == {(48, 48, 48)}
+    chunks = Grid(Box.of((0, 0, 0), volume.shape), (40, 40, 60))
+    assert [chunks.touching(box).size for box in boxes] == [4] * len(boxes)
 
 
 @pytest.mark.usefixtures("measured_soon")

@@ -279,20 +279,25 @@ def seen_patches(
 def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[NDArray[Any]]:
     """Patches of shape (channels, z, y, x), reflected where the volume is thinner."""
     domain, before = source.domain[2:], set()
+    grid = [*zip(source.chunks[2:], source.grid_origin[2:], strict=True)]
     everywhere = list(itertools.product(_PLACES, repeat=3))
     for number in range(len(everywhere)):
         places = everywhere[_STRIDE * number % len(everywhere)]
         axes: list[NDArray[Any]] = []
-        for low, high, side, place in zip(domain.start, domain.stop, shape, places, strict=True):
+        sides = zip(domain.start, domain.stop, shape, places, grid, strict=True)
+        for low, high, side, place, (chunk, origin) in sides:
             start = max(low, min(int(low + (high - low) * place) - side // 2, high - side))
+            # In as few chunks as can be: to read them may take longer than the network.
+            within = (start - origin) % chunk
+            start = max(low, start - (within if side > chunk else max(0, within + side - chunk)))
             axes.append(reflect(np.arange(start, start + side), low, high))
         box = Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))
         if box in before:
             continue
         before.add(box)
         array = volume.array(source, box)
-        within = (a - start for a, start in zip(axes, box.start, strict=True))
-        yield array[np.ix_(np.arange(len(array)), *within)]
+        inside = (a - start for a, start in zip(axes, box.start, strict=True))
+        yield array[np.ix_(np.arange(len(array)), *inside)]
 
 
 def _varied(candidates: Iterator[Seen]) -> Seen:
