@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from .selection import as_selected
 _MOST_LEVEL_BYTES = 2**27
 """Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this
 much in a volume of 1500 voxels along y and x."""
+_WITH_LEVELS = ("cog", "ome")
+"""The kinds of files that have levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def open_outputs(
             how = "is the input itself" if itself else "and the input lie inside one another"
             raise UsageError(f"--out-spec {sink.name} {how}")
         _check_axes(sink, frame.domain, head.written)
+        _check_levels(sink, config.levels)
         outputs.append(_output(sink, source.domain, grid, head.written, selected, at_once))
     for one, other in itertools.combinations(outputs, 2):
         _check_pair(one, other)
@@ -170,25 +173,11 @@ def sizes_of_heads(
     }
 
 
-_WITH_LEVELS = ("cog", "ome")
-"""The kinds of files that have levels."""
-
-
 def level_bytes(config: InferConfig, sinks: Sequence[Sink]) -> int:
-    """Bytes for the first level below outputs, of whose blocks some are in flight.
-
-    Raises `UsageError` if levels are asked for where none can be.
-    """
+    """Bytes for the first level below outputs, of whose blocks some are in flight."""
     if config.levels == "none":
         return 0
     images = [sink for sink in sinks if getattr(sink, "documents", None)]
-    for sink in sinks:
-        has_levels = getattr(sink, "documents", None) or getattr(sink, "kind", "") in _WITH_LEVELS
-        if config.levels is not None and config.levels > 1 and not has_levels:
-            raise UsageError(
-                f"--levels {config.levels}: {sink.name} is an array alone; OME-Zarr, GeoTIFF and "
-                "OME-TIFF have levels"
-            )
     below = [levels_below(sink.domain.shape, count=config.levels) for sink in images]
     return sum(
         min(_MOST_LEVEL_BYTES, math.prod(levels[0].shape) * sink.dtype.itemsize)
@@ -216,6 +205,16 @@ def _dtypes(
     if len(said) not in (1, len(heads)):
         raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(heads)} outputs")
     return [_dtype(name) for name in ([*said] * len(heads) if len(said) == 1 else said)]
+
+
+def _check_levels(sink: Sink, levels: int | Literal["none"] | None) -> None:
+    """Raise `UsageError` if levels are asked for where none can be."""
+    has_levels = getattr(sink, "documents", None) or getattr(sink, "kind", "") in _WITH_LEVELS
+    if levels not in (None, "none", 1) and not has_levels:
+        raise UsageError(
+            f"--levels {levels}: {sink.name} is an array alone; OME-Zarr, GeoTIFF and OME-TIFF "
+            "have levels"
+        )
 
 
 def _check_axes(sink: Sink, domain: Box, channels: int) -> None:

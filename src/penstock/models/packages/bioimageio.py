@@ -84,7 +84,7 @@ def _described(parcel: Parcel) -> Any:
     spec = require("bioimageio.spec", "bioimageio")
     (file, *_) = (parcel.folder / name for name in _NAMES if (parcel.folder / name).is_file())
     # It raises errors of many types.
-    with as_usage_error(f"--model {parcel.path}: bioimageio.spec cannot read it"):
+    with as_usage_error(parcel.sentence("bioimageio.spec cannot read it")):
         described = spec.load_description(file, format_version="latest", perform_io_checks=False)
     if isinstance(described, spec.InvalidDescr) or not hasattr(described, "weights"):
         # The format that it is written in comes first, then the newest.
@@ -185,7 +185,7 @@ def _module(parcel: Parcel, weights: Any) -> nn.Module:
         return _of_file(parcel, state)
     if script is not None:
         parcel.needs_trust("its TorchScript")
-        with as_usage_error(f"--model {parcel.path}: its TorchScript is damaged", RuntimeError):
+        with as_usage_error(parcel.sentence("its TorchScript is damaged"), RuntimeError):
             return torch.jit.load(str(_checked(parcel, script)), map_location="cpu")
     there = [name for name, value in weights if value is not None]
     if not there:
@@ -212,7 +212,7 @@ def _of_file(parcel: Parcel, state: Any) -> nn.Module:
 
 def _with_weights(parcel: Parcel, make: Callable[..., nn.Module], state: Any) -> nn.Module:
     # The package's code may raise anything.
-    with as_usage_error(f"--model {parcel.path}: its network could not be made"):
+    with as_usage_error(parcel.sentence("its network could not be made")):
         module = make(**state.architecture.kwargs)
     load_weights(module, str(state.architecture.callable), _checked(parcel, state), "--model")
     return module
@@ -227,7 +227,7 @@ class OnnxNet(nn.Module):
         content = file.read_bytes()
         self.hash = hashlib.sha256(content).hexdigest()
         # The errors of onnxruntime are of many types.
-        with as_usage_error(f"--model {parcel.path}: {file.name} is no ONNX network"):
+        with as_usage_error(parcel.sentence(f"{file.name} is no ONNX network")):
             options = runtime.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()
             self._session = runtime.InferenceSession(
@@ -265,7 +265,7 @@ def _tensor(parcel: Parcel, described: Any) -> NDArray[Any]:
     if described is None:
         raise parcel.refuse("it has no test tensors")
     file = _checked(parcel, described)
-    with as_usage_error(f"--model {parcel.path}: a test tensor is damaged", ValueError, OSError):
+    with as_usage_error(parcel.sentence("a test tensor is damaged"), ValueError, OSError):
         return np.load(file, allow_pickle=False)
 
 

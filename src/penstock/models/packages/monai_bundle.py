@@ -115,7 +115,7 @@ def _network(parcel: Parcel, config: Mapping[str, Any]) -> nn.Module:
         elif "." not in target and not hasattr(require("monai.networks.nets", "monai"), target):
             raise parcel.refuse(f"its network_def names {target}, which is not in {_NETWORKS}")
     # The network's code may raise anything.
-    with as_usage_error(f"--model {parcel.path}: its network could not be made"):
+    with as_usage_error(parcel.sentence("its network could not be made")):
         if parcel.trusted:
             made = parser({**config, "network_def": said}).get_parsed_content("network_def")
         else:

@@ -52,7 +52,7 @@ def read(parcel: Parcel) -> Package:
     plans = read_json(parcel.file("plans.json"))
     dataset = read_json(parcel.file("dataset.json"))
     checkpoints = [_checkpoint(parcel, fold) for fold in _folds(parcel)]
-    with well_formed(f"--model {parcel.path}: its plans do not fit its checkpoints", RuntimeError):
+    with well_formed(parcel.sentence("its plans do not fit its checkpoints"), RuntimeError):
         name = checkpoints[0]["init_args"]["configuration"]
         configuration = _configuration(plans["configurations"], name)
         if configuration.get("previous_stage"):
@@ -184,7 +184,7 @@ def _recipe(
         try:
             each.append(_normalisation(scheme, masked[number], counted.get(str(number)) or {}))
         except UsageError as error:
-            refused = f"--model {parcel.path}: {error}"
+            refused = parcel.sentence(str(error))
     return Recipe(
         str(parcel.path),
         normalisation=tuple(each),

@@ -78,9 +78,13 @@ class Parcel:
             raise UsageError(f"--model {self.path} lacks {name}")
         return file
 
+    def sentence(self, what: str) -> str:
+        """What is wrong with the package, in a sentence that names it."""
+        return f"--model {self.path}: {what}"
+
     def refuse(self, what: str) -> UsageError:
         """The error that says what of the package is not done."""
-        return UsageError(f"--model {self.path}: {what}")
+        return UsageError(self.sentence(what))
 
     def named(self, reference: str, by: str) -> Any:
         """What ``module.name`` names, which something in the package names.
