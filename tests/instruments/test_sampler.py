@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.base.files import set_aside
 from penstock.instruments.machine import Nvml, Pair, ThisMachine, Usage, peak_rss
 from penstock.instruments.sampler import (
     MIB,
@@ -23,7 +24,6 @@ from penstock.instruments.sampler import (
     export_reference,
     rates,
     read_rows,
-    set_aside,
 )
 
 from ..anew import forked

@@ -94,6 +94,7 @@ from .extensions import installed_version as installed_version
 from .files import absolute as absolute
 from .files import append_line as append_line
 from .files import cache_folder as cache_folder
+from .files import canonical as canonical
 from .files import check_alone as check_alone
 from .files import check_apart as check_apart
 from .files import check_ends as check_ends
@@ -107,6 +108,7 @@ from .files import nearest as nearest
 from .files import parsed_json as parsed_json
 from .files import read_json as read_json
 from .files import replacing as replacing
+from .files import set_aside as set_aside
 from .files import store_around as store_around
 from .files import system_errors as system_errors
 from .files import write_json as write_json

@@ -54,6 +54,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def set_aside(path: Path) -> None:
+    """Rename the file of an earlier part of a run, if there is one: its name gets a number."""
+    if path.exists():
+        number = len(list(path.parent.glob(f"{path.stem}*{path.suffix}")))
+        path.rename(path.with_stem(f"{path.stem}-{number}"))
+
+
 def absolute(path: str | Path) -> Path:
     """An absolute path without ``~`` and ``..``, which TensorStore does not take.
 
@@ -314,6 +321,11 @@ def parsed_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def canonical(value: Any) -> str:
+    """JSON in one canonical spelling, for hashes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def read_json(path: Path) -> Any:

@@ -26,6 +26,7 @@ from ..base import (
     UsageError,
     add_flags,
     add_kinds,
+    canonical,
     check_outputs,
     format_seconds,
     from_flags,
@@ -52,7 +53,7 @@ from ..bench import (
     queue_cases,
     series_rules,
 )
-from ..instruments import Ledger, Record, canonical
+from ..instruments import Ledger, Record
 from ..models import check_model_name, model_files
 from ..reports import (
     LOADER_NEEDS,

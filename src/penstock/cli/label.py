@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..base import LabelConfig, add_flags, from_flags, one_heap, plural
-from ..inference import Cutout, Labelling, LabelSummary, label_on_cluster
+from ..inference import Cutout, Labelling, LabelSummary
 from .drawing import figures_of, picture
 from .progress import counted_progress, say
 
@@ -46,6 +46,8 @@ def run_labelling(config: LabelConfig) -> int:
             return stack.enter_context(progress)
 
         if config.cluster is not None:
+            from ..inference import label_on_cluster  # it loads asyncio
+
             print_summary(label_on_cluster(config, begins, say), config)
             return 0
         labelling = Labelling(config)

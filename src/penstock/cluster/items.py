@@ -20,7 +20,6 @@ from ..base import (
     describe,
     installed_version,
 )
-from .leaving import attend
 
 PYTHON, PENSTOCK = "Python", "Penstock"
 NEEDS = "; workers need this version of Penstock, on this version of Python"
@@ -101,6 +100,8 @@ async def admit(token: str, versions: Mapping[str, str], dask_worker: Any) -> No
         UnfitWorker: A version differs.
     """
     from distributed import Status
+
+    from .leaving import attend  # it loads asyncio
 
     mine = versions_of(versions.keys() - {PYTHON, PENSTOCK})
     for name, version in versions.items():

@@ -25,7 +25,6 @@ from .record import FAILED as FAILED
 from .record import Failure as Failure
 from .record import Record as Record
 from .record import Status as Status
-from .record import canonical as canonical
 from .record import case_key as case_key
 from .record import parse_record as parse_record
 from .sampler import MIB as MIB
@@ -33,7 +32,6 @@ from .sampler import REFERENCE_SERIES as REFERENCE_SERIES
 from .sampler import Sampler as Sampler
 from .sampler import export_reference as export_reference
 from .sampler import read_rows as read_rows
-from .sampler import set_aside as set_aside
 from .spans import PHASES as PHASES
 from .spans import Clock as Clock
 from .spans import DevicePhaseTimer as DevicePhaseTimer

@@ -32,9 +32,8 @@ from typing import Any
 import psutil
 
 from .. import __version__
-from ..base import installed_version
+from ..base import canonical, installed_version
 from .machine import ProcessKey, Question, gpus_or_none, process_tree
-from .record import canonical
 
 Block = dict[str, Any]
 

@@ -21,6 +21,7 @@ from typing import IO, Any
 from ..base import (
     UsageError,
     as_usage_error,
+    canonical,
     check_ends,
     csv_text,
     lock_file,
@@ -196,7 +197,7 @@ def record_cells(record: Record) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> Any:
-    return records_of.canonical(value) if isinstance(value, list | tuple | dict) else value
+    return canonical(value) if isinstance(value, list | tuple | dict) else value
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -9,13 +9,12 @@ A record of another schema than `SCHEMA` is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..base import UsageError, redacted
+from ..base import UsageError, canonical, redacted
 
 SCHEMA = 1
 
@@ -138,11 +137,6 @@ class Record(_RecordModel):
     def line(self) -> str:
         """The record as one line of JSON, without its newline."""
         return self.model_dump_json(by_alias=True)
-
-
-def canonical(value: Any) -> str:
-    """JSON in one canonical spelling, for hashes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def case_key(scenario: str, case: Mapping[str, Any]) -> str:

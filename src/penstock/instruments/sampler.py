@@ -307,13 +307,6 @@ def read_rows(path: Path) -> tuple[TelemetryRow, list[TelemetryRow]]:
     return records[0], [row for row in records[1:] if isinstance(row, dict)]
 
 
-def set_aside(path: Path) -> None:
-    """Rename the file of an earlier part of a run, if there is one: its name gets a number."""
-    if path.exists():
-        number = len(list(path.parent.glob(f"{path.stem}*{path.suffix}")))
-        path.rename(path.with_stem(f"{path.stem}-{number}"))
-
-
 def export_reference(rows_path: Path, json_path: Path) -> None:
     """Write rows as the one ``metrics.json`` that aind-torch-utils writes and plots.
 

@@ -32,9 +32,10 @@ from ..base import (
     missing,
     read_json,
     scrubbed,
+    set_aside,
     write_json,
 )
-from ..instruments import Sampler, TelemetryRow, read_rows, set_aside
+from ..instruments import Sampler, TelemetryRow, read_rows
 
 TRACKING_FOLDER = "track"
 """The folder in a run's folder with the files of trackers and the metrics of the machine."""

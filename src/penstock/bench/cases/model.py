@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...base import BenchModelConfig, Refused, UsageError, format_bytes
+from ...base import BenchModelConfig, Refused, UsageError, canonical, format_bytes
 from ...data import is_file
-from ...instruments import Ledger, Record, canonical, case_key
+from ...instruments import Ledger, Record, case_key
 from ..launch.launcher import Launcher, ask_worker, in_turn
 
 Case = dict[str, Any]

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...base import UsageError, as_usage_error, describe
-from ...instruments import Gpu, canonical
+from ...base import UsageError, as_usage_error, canonical, describe
+from ...instruments import Gpu
 from ...models import (
     Model,
     channels_last,

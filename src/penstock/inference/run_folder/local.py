@@ -23,8 +23,8 @@ from ...base import (
     is_locked,
     lock_file,
     replacing,
+    set_aside,
 )
-from ...instruments import set_aside
 from .block_log import ENDED_TORN, Key, is_line, lost_line
 from .names import LOG_FILE, LOGS_FOLDER, METRICS_FILE, is_run, of_each, own_name
 
