@@ -249,7 +249,7 @@ def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path) -> None:
     log, other = tmp_path / "done.log", tmp_path / "done-b.log"
     one, two, three = ((0, 0, 0, number) for number in (1, 2, 3))
     log.write_text(line_of(one) + "0 0 0")
-    notes = Notes(LocalFolder(tmp_path), "")
+    notes = Notes(LocalFolder(tmp_path), {})
     assert notes.fresh().keys() == {one}
     read = "?" * (len(line_of(one)) - 1) + "\n"  # which is not read again
     log.write_text(read + line_of(two))
@@ -262,7 +262,7 @@ def test_a_line_that_is_written_during_a_look_is_whole_for_the_next_one(tmp_path
     log, folder, seen = tmp_path / "done.log", LocalFolder(tmp_path), dict[str, int]()
     one, two = line_of((0, 0, 0, 1)), line_of((0, 0, 0, 2))
     log.write_text(one + two[:3])
-    notes = Notes(folder, "")
+    notes = Notes(folder, {})
     assert len(notes.blocks()) == 1 and notes.damaged == [two[:3].encode()]
     for line in next(iter(folder.new_lines("", seen))):
         if line == two[:3].encode():
@@ -315,7 +315,7 @@ def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path) -> None:
     }
     for name, lines in logs.items():
         (tmp_path / name).write_text("".join(lines))
-    assert {*Notes(LocalFolder(tmp_path), "").blocks()} == {a, b}
+    assert {*Notes(LocalFolder(tmp_path), {}).blocks()} == {a, b}
 
 
 @pytest.mark.slow
