@@ -27,6 +27,7 @@ from .protocols import (
     check_dtype,
     file_stamp,
     is_file,
+    is_n5,
     suffix_of,
 )
 from .sliced import Asked, SlicedSource
@@ -196,6 +197,8 @@ def open_sink(
         "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
     }  # fmt: skip
     parsed = parse_spec(spec, name)
+    if ome_version is not None:
+        _check_is_zarr(parsed, ome_version, name)
     if isinstance(parsed, str) and files and ending_of(parsed) is not None:
         from .file_sink import open_file_sink
 
@@ -204,6 +207,13 @@ def open_sink(
         sink = _open_new(parsed, name, settings)
     _check_links(sink.local_path, name)
     return sink
+
+
+def _check_is_zarr(place: str | dict[str, Any], version: str, name: str) -> None:
+    """Refuse a version of OME-Zarr for what is none."""
+    if isinstance(place, dict) or ending_of(place) is not None or is_n5(place):
+        flag = "--plain" if version == "plain" else f"--ome-zarr {version}"
+        raise UsageError(f"{name} {scrub(str(place))}: {flag} is for a .zarr by its path alone")
 
 
 def _check_links(place: Path | None, name: str) -> None:
