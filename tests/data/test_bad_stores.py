@@ -199,9 +199,9 @@ class TestBadInput:
         source = open_source({"driver": "zarr", "kvstore": {"driver": "zip", "base": base}})
         assert (source.read(DOMAIN) == DATA).all()
 
-    @pytest.mark.parametrize("name", ["a.npy", "a.h5", "a.nii.gz"])
+    @pytest.mark.parametrize("name", ["a.npy", "a.h5", "a.nii.gz", "planes/*.tif"])
     def test_a_file_of_this_machine_by_a_url(self, name: str) -> None:
-        with pytest.raises(UsageError, match="are read from this machine; copy it here"):
+        with pytest.raises(UsageError, match="are read from this machine; copy them here"):
             open_source(f"https://localhost/{name}")
 
     def test_a_server_that_is_away_is_no_broken_json(self) -> None:
