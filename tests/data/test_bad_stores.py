@@ -67,6 +67,14 @@ def bad_axes(folder: Path, names: str) -> Path:
     return folder
 
 
+def cut_level(folder: Path) -> Path:
+    path = folder / "a.zarr"
+    open_out(path).create()
+    document = path / "0/zarr.json"
+    document.write_bytes(document.read_bytes()[:60])
+    return path
+
+
 class TestBadInput:
     """Each is one sentence that names the flag, the place and what is wrong with it."""
 
@@ -97,6 +105,8 @@ class TestBadInput:
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),
             (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),
+            (lambda d: saved(d, "zarr.json", "").parent, r"zarr\.json is not valid JSON: Expecting"),
+            (cut_level, r"a\.zarr: .*/0/zarr\.json is damaged or cut: it is not valid JSON$"),
             (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
             (lambda d: np.zeros(3), "--in-spec: 1 dimensions; 2 to 5 can be read"),
             (lambda d: np.zeros((0, 5, 6)), "^--in-spec: has 0 along z"),
