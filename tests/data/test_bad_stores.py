@@ -105,7 +105,10 @@ class TestBadInput:
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),
             (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),
-            (lambda d: saved(d, "zarr.json", "").parent, r"zarr\.json is not valid JSON: Expecting"),
+            (
+                lambda d: saved(d, "zarr.json", "").parent,
+                r"zarr\.json is not valid JSON: Expecting",
+            ),
             (cut_level, r"a\.zarr: .*/0/zarr\.json is damaged or cut: it is not valid JSON$"),
             (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
             (lambda d: np.zeros(3), "--in-spec: 1 dimensions; 2 to 5 can be read"),
