@@ -104,7 +104,7 @@ def _run_safely(argv: Sequence[str] | None) -> int:
     try:
         with _safe_streams():
             with as_usage_error("the working folder is gone; change to another", OSError):
-                os.getcwd()  # libraries that ask for it end the process
+                Path.cwd()  # libraries that ask for it end the process
             return _main(argv)
     except PenstockError as error:  # also of a stream that cannot be written
         print(f"penstock: {error.with_flags}", file=sys.stderr)

@@ -162,8 +162,8 @@ class PlaneEnds(NamedTuple):
         elif self.at_planes:
             verdict = ": blocks may cut objects, as none ends between"
         return (
-            f"{plural(self.at_planes, 'side')} of objects at {plural(self.planes, 'plane')} of blocks, "
-            f"{self.at_controls:,} at {plural(self.controls, 'plane')} between{verdict}"
+            f"{plural(self.at_planes, 'side')} of objects at {plural(self.planes, 'plane')} of "
+            f"blocks, {self.at_controls:,} at {plural(self.controls, 'plane')} between{verdict}"
         )
 
 
