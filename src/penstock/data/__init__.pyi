@@ -99,7 +99,6 @@ from .stores.pyramid import add_levels as add_levels
 from .stores.pyramid import add_windows as add_windows
 from .stores.pyramid import begin_first_level as begin_first_level
 from .stores.pyramid import count_differing as count_differing
-from .stores.pyramid import levels_to_add as levels_to_add
 from .stores.pyramid import remove_levels as remove_levels
 from .stores.resampled import ChannelValues as ChannelValues
 from .stores.resampled import NormalisedSource as NormalisedSource
