@@ -6,8 +6,6 @@ from .box import flatten as flatten
 from .box import indices as indices
 from .box import reflect as reflect
 from .box import unflatten as unflatten
-from .filled_mask import FilledMask as FilledMask
-from .filled_mask import ValueLimits as ValueLimits
 from .levels import LevelBelow as LevelBelow
 from .levels import Rule as Rule
 from .levels import levels_below as levels_below
@@ -125,3 +123,5 @@ from .volumes import Specimen as Specimen
 from .volumes import write_volume as write_volume
 from .weather import PRESETS as PRESETS
 from .weather import World as World
+from .within_mask import FilledMask as FilledMask
+from .within_mask import ValueLimits as ValueLimits

@@ -48,9 +48,9 @@ from .queue.simulation import first_empty as first_empty
 from .run_settings import RUN_SCENARIOS as RUN_SCENARIOS
 from .run_settings import cases_of_sides as cases_of_sides
 from .runs.catalogue import Catalogue as Catalogue
-from .runs.page_data import page_data as page_data
-from .runs.page_data import page_of_sides as page_of_sides
-from .runs.page_data import serve_runs as serve_runs
+from .runs.shown_page import page_data as page_data
+from .runs.shown_page import page_of_sides as page_of_sides
+from .runs.shown_page import serve_runs as serve_runs
 from .runs.shown_run import RunCurve as RunCurve
 from .runs.shown_run import RunDetails as RunDetails
 from .runs.shown_run import ShownRun as ShownRun
