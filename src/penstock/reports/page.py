@@ -35,7 +35,7 @@ from .html import html_page
 from .loader.cell import LOADER_COLUMNS, loader_cells
 from .model.cell import MODEL_COLUMNS, model_cells
 from .queue.cell import QUEUE_COLUMNS, queue_cells
-from .table import Columns, append_rows
+from .table import Columns, append_rows, read_csv
 
 PAGE = "report.md"
 PAGE_SUFFIXES = (".html", ".htm")
@@ -49,6 +49,21 @@ _TABLES: dict[str, tuple[Columns, Callable[[Iterable[Record]], Sequence[Cell]]]]
     "queue": (QUEUE_COLUMNS, lambda records: [c for group in queue_cells(records) for c in group]),
 }
 """The columns of the CSV of each kind of benchmark that has one, and its rows."""
+
+
+def check_csv(scenario: str, path: Path) -> None:
+    """Check that a file is a CSV of a kind of benchmark, or is not there. New rows are appended to
+    a CSV. Its old rows stay, so users may edit them.
+
+    Args:
+        scenario: ``model``, ``loader`` or ``queue``.
+        path: The file.
+
+    Raises:
+        UsageError: It is another file.
+    """
+    if path.is_file() and path.stat().st_size:
+        read_csv(path, _TABLES[scenario][0].place)
 
 
 def append_csv(scenario: str, records: Iterable[Record], path: Path, **changes: str) -> None:
