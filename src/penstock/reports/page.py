@@ -13,7 +13,6 @@ Everything is computed from records, so a page can be made again from its ledger
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,12 +114,9 @@ def write_report(
     measured = {record.scenario for record in records} if in_folder else set()
     tables = {name: page.with_name(f"{name}.csv") for name in _TABLES if name in measured}
     check_outputs(*(("--output", table) for table in tables.values()), replace=overwrite)
-    if page.suffix == ".json":
-        text = json.dumps(json_page(report), indent=1, ensure_ascii=False) + "\n"
-        write_output("--output", page, text, replace=overwrite)
-        return [page]
     if page.suffix != ".md":
-        write_output("--output", page, html_page(report, runs), replace=overwrite)
+        text = json_page(report) if page.suffix == ".json" else html_page(report, runs)
+        write_output("--output", page, text, replace=overwrite)
         return [page]
     prefix = "" if in_folder else f"{page.stem}_"
     names = [picture.name for chapter in report.chapters for picture in chapter.pictures]

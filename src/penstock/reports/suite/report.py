@@ -28,6 +28,7 @@ from ...base import (
     plural,
     significant,
     write_json,
+    write_output,
     writing_output,
 )
 from ...bench import SUITE_REPORT
@@ -227,8 +228,7 @@ def write_suite_report(
     files = out / f"{SUITE_REPORT}.json", out / f"{SUITE_REPORT}.md"
     with writing_output(files[0], replace=replace) as draft:
         write_json(draft, document)
-    with writing_output(files[1], replace=replace) as draft:
-        draft.write_text(page, encoding="utf-8")
+    write_output("--output-dir", files[1], page, replace=replace)
     return list(files)
 
 
