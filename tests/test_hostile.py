@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,14 @@ def test_a_folder_without_a_name(capsys) -> None:
     assert "a.ledger holds no records" in said(capsys, "report", ".")
     assert ". has no name" in said(capsys, "plot", ".")
     assert ". has no name" in said(capsys, "plot", "in.csv", "--output", ".")
+
+
+def test_a_working_folder_that_was_deleted_is_named(monkeypatch, tmp_path) -> None:
+    """MKL would end the process, and say that it cannot load libtorch."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    words = [sys.executable, "-m", "penstock", *INFER, "--devices", "cpu"]
+    process = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    gone = "penstock: the working folder is gone; change to another: No such file or directory\n"
+    assert (process.returncode, process.stderr) == (2, gone)

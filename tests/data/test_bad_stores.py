@@ -67,6 +67,14 @@ def bad_axes(folder: Path, names: str) -> Path:
     return folder
 
 
+def cut_level(folder: Path) -> Path:
+    path = folder / "a.zarr"
+    open_out(path).create()
+    document = path / "0/zarr.json"
+    document.write_bytes(document.read_bytes()[:60])
+    return path
+
+
 class TestBadInput:
     """Each is one sentence that names the flag, the place and what is wrong with it."""
 
@@ -97,6 +105,11 @@ class TestBadInput:
             (lambda d: leads_out(d, f"{d}/secret"), "which is not below it$"),
             (lambda d: leads_out(d, f"file://{d}/secret"), "which is not below it$"),
             (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),
+            (
+                lambda d: saved(d, "zarr.json", "").parent,
+                r"zarr\.json is not valid JSON: Exp",
+            ),
+            (cut_level, r"a\.zarr: .*/0/zarr\.json is damaged or cut: it is not valid JSON$"),
             (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
             (lambda d: np.zeros(3), "--in-spec: 1 dimensions; 2 to 5 can be read"),
             (lambda d: np.zeros((0, 5, 6)), "^--in-spec: has 0 along z"),
@@ -199,9 +212,9 @@ class TestBadInput:
         source = open_source({"driver": "zarr", "kvstore": {"driver": "zip", "base": base}})
         assert (source.read(DOMAIN) == DATA).all()
 
-    @pytest.mark.parametrize("name", ["a.npy", "a.h5", "a.nii.gz"])
+    @pytest.mark.parametrize("name", ["a.npy", "a.h5", "a.nii.gz", "planes/*.tif"])
     def test_a_file_of_this_machine_by_a_url(self, name: str) -> None:
-        with pytest.raises(UsageError, match="are read from this machine; copy it here"):
+        with pytest.raises(UsageError, match="are read from this machine; copy them here"):
             open_source(f"https://localhost/{name}")
 
     def test_a_server_that_is_away_is_no_broken_json(self) -> None:

@@ -136,7 +136,7 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
         Path("hold").write_text("8" if workers == "local:2" else "12")
         client = started(Path.cwd(), words)
         for _ in eventually():
-            run = json.loads(folder.read("run.json") or b"{}").get("run")
+            run = json.loads(folder.read("run.json") or b"{}")
             if run and len(Notes(folder, run).fresh()) >= 2:
                 break
         client.kill()

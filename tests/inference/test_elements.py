@@ -32,6 +32,7 @@ from penstock.inference.run_folder.folder import Notes
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.run_folder.local import LocalFolder
 from penstock.inference.stages.summary import Summary, merged
+from penstock.instruments import StageTotals
 
 from ..parameters import paired
 from ..preloaded import started
@@ -167,18 +168,23 @@ def log_of(element: int) -> list[str]:
     return log.read_text().splitlines()
 
 
-def share(voxels: int, seconds: float) -> Summary:
+def share(voxels: int, seconds: float, **more: Any) -> Summary:
     """What one process did."""
     return Summary(
         seconds=seconds, voxels=voxels, input_bytes=voxels, blocks_written=1, blocks_skipped=0,
-        blocks_planned=9, stages={}, bound_by="", cpu_seconds=seconds, peak_rss=None,
-        planned_peak=0,
+        blocks_planned=9, bound_by="", cpu_seconds=seconds, peak_rss=None, planned_peak=0,
+        **{"stages": {}, **more},
     )  # fmt: skip
 
 
-def test_the_summary_says_how_evenly_processes_worked() -> None:
+def test_the_summary_says_how_evenly_processes_worked(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.inference.stages.summary.usable_cores", lambda: 64)
     speeds = {"a": share(10_000_000, 10.0), "b": share(8_000_000, 10.0), "c": share(0, 10.0)}
     assert "Workers: 3, 0.80 to 1.00 Mvox/s each while at work" in merged(speeds, 10.0, 9).lines()
+    forward = {"forward": StageTotals(5.0, 5.0, 3, 1)}
+    each = {name: share(1000, 10.0, stages=forward) for name in "abc"}
+    assert "1.0 of 64 cores of each worker were in use" in merged(each, 10.0, 9).bound_by
+    assert "1.0 of 64 cores were in use" in merged({"a": each["a"]}, 10.0, 9).bound_by
 
 
 def test_the_voxels_of_blocks_are_those_of_their_boxes(tmp_path) -> None:
@@ -249,7 +255,7 @@ def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path) -> None:
     log, other = tmp_path / "done.log", tmp_path / "done-b.log"
     one, two, three = ((0, 0, 0, number) for number in (1, 2, 3))
     log.write_text(line_of(one) + "0 0 0")
-    notes = Notes(LocalFolder(tmp_path), "")
+    notes = Notes(LocalFolder(tmp_path), {})
     assert notes.fresh().keys() == {one}
     read = "?" * (len(line_of(one)) - 1) + "\n"  # which is not read again
     log.write_text(read + line_of(two))
@@ -262,7 +268,7 @@ def test_a_line_that_is_written_during_a_look_is_whole_for_the_next_one(tmp_path
     log, folder, seen = tmp_path / "done.log", LocalFolder(tmp_path), dict[str, int]()
     one, two = line_of((0, 0, 0, 1)), line_of((0, 0, 0, 2))
     log.write_text(one + two[:3])
-    notes = Notes(folder, "")
+    notes = Notes(folder, {})
     assert len(notes.blocks()) == 1 and notes.damaged == [two[:3].encode()]
     for line in next(iter(folder.new_lines("", seen))):
         if line == two[:3].encode():
@@ -315,7 +321,7 @@ def test_a_block_that_one_log_lost_and_another_has_is_written(tmp_path) -> None:
     }
     for name, lines in logs.items():
         (tmp_path / name).write_text("".join(lines))
-    assert {*Notes(LocalFolder(tmp_path), "").blocks()} == {a, b}
+    assert {*Notes(LocalFolder(tmp_path), {}).blocks()} == {a, b}
 
 
 @pytest.mark.slow

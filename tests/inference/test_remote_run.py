@@ -121,7 +121,7 @@ def test_what_is_damaged_is_repaired_and_another_run_begins_anew(run_dir: str) -
     assert len(Bucket(run_dir).names("done/")) == 1
     log.append(line_of((0, 9, 9, 9)))  # a process of the run before wakes up late
     log.flush()
-    assert (0, 9, 9, 9) not in Notes(folder, document(run_dir, "run.json")["run"]).fresh()
+    assert (0, 9, 9, 9) not in Notes(folder, document(run_dir, "run.json")).fresh()
 
 
 def test_a_run_of_another_output_keeps_off_the_folder_of_one_at_work(run_dir: str) -> None:
@@ -198,7 +198,7 @@ def note(log: RemoteLog, *numbers: int) -> None:
 
 
 def notes_of(log: RemoteLog) -> Notes:
-    return Notes(RemoteFolder(log.bucket.url), "run")
+    return Notes(RemoteFolder(log.bucket.url), {"run": "run"})
 
 
 def test_a_log_is_whole_objects_of_which_the_last_grows(log: RemoteLog) -> None:

@@ -17,9 +17,10 @@ from torch import nn
 
 import penstock
 from penstock.cli import main
-from penstock.inference import open_run
+from penstock.inference import RunLook, open_run
 from penstock.inference import verify as verify_room
 from penstock.inference.run_folder.journal import Journal
+from penstock.inference.run_folder.local import LocalFolder, LogFile
 
 from ..parameters import mainly
 from .faulty_s3 import Door, write_model
@@ -289,6 +290,49 @@ def test_a_log_that_was_cut_says_so_and_what_to_do(capsys, here) -> None:
     capsys.readouterr()
     assert main(["status", "out.zarr"]) == 0
     assert "cut" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("who", ("status", "verify", "resume"))
+def test_a_run_that_ends_while_its_log_is_read_is_not_called_cut(who, here, monkeypatch) -> None:
+    """Its last lines and its summary come after the look into the log."""
+    np.save("in.npy", DATA)
+    stored(Path("out.zarr"), "in.npy")
+    folder = LocalFolder(Path("out.zarr.penstock"))
+    lines = (folder.path / "done.log").read_text().splitlines(keepends=True)
+    (folder.path / "done.log").write_text("".join([*lines[:6], lines[6][:9]]))
+    summary, run = folder.read("summary.json") or b"", json.loads(folder.read("run.json") or b"")
+    folder.delete("summary.json")
+    at_work, new_lines = LogFile(folder.path / "done.log"), LocalFolder.new_lines
+
+    def ends(self: LocalFolder, *args: Any) -> Any:
+        yield from new_lines(self, *args)
+        with (folder.path / "done.log").open("a") as log:
+            log.write(lines[6][9:] + lines[7])
+        folder.write("summary.json", summary)
+        at_work.close()
+
+    monkeypatch.setattr(LocalFolder, "new_lines", ends)
+    if who == "status":
+        assert RunLook(folder.path).status().state == "running"
+    elif who == "verify":
+        assert open_run(["out.zarr"], None).cut == ""
+    else:
+        Journal.open(folder.path, run["fingerprint"], run["maker"], resume=True)  # warns of nothing
+
+
+def test_a_line_that_names_a_block_beyond_the_plan_counts_for_nothing(capsys, here) -> None:
+    """Else as many blocks seem to be written as are planned, and one is lost in silence."""
+    np.save("in.npy", DATA)
+    stored(Path("out.zarr"), "in.npy")
+    log = Path("out.zarr.penstock/done.log")
+    lines = log.read_text().splitlines(keepends=True)
+    for beyond in ("0 9 9 9", "7 0 0 0", "0 -1 0 0"):
+        log.write_text("".join([*lines[:-1], f"{beyond} {lines[0].split()[-1]}\n"]))
+        assert main(["status", "out.zarr"]) == 3
+        assert "7 of 8 blocks" in capsys.readouterr().out
+        with pytest.warns(RuntimeWarning, match="done.log is cut or damaged in 1 line"):
+            assert main(["repair", "out.zarr"]) == 0
+        assert verify("out.zarr") == 0
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Faults of disks, stores and servers: each ends the iteration at once, with the path."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from itertools import product
@@ -37,6 +38,13 @@ def test_a_damaged_chunk_is_named(copy: dict[str, Path], damage: str, engine: st
     with pytest.raises(StageError):  # and again when iterated again
         list(loader)
     assert threads_of_loaders() == []
+
+
+def test_a_pipe_in_place_of_a_chunk_is_not_waited_for(copy: dict[str, Path]) -> None:
+    chunk(copy).unlink()
+    os.mkfifo(chunk(copy))
+    with pytest.raises(StageError, match=r"7\.0\.0\.1.*the file has 0 bytes"):
+        list(Loader(copy, batch_size=2, engine="native"))
 
 
 def test_what_a_blosc_header_promises_is_checked(copy: dict[str, Path]) -> None:

@@ -67,7 +67,7 @@ def page_of(report: Report) -> Page:
 
 def text_of(report: Report) -> str:
     """All that a report says, without drawing it."""
-    return json.dumps(json_page(report), ensure_ascii=False)
+    return json.dumps(json.loads(json_page(report)), ensure_ascii=False)
 
 
 def run_folder(

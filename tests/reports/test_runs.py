@@ -11,7 +11,7 @@ import pytest
 from penstock.cli import main
 from penstock.reports import Catalogue, Report, html_page, page_data, places
 from penstock.reports.places import places_at
-from penstock.reports.runs.page_data import MOST_ROWS
+from penstock.reports.runs.shown_page import MOST_ROWS
 from penstock.reports.runs.shown_run import RunDetails, ShownRun, curve_of
 
 from ..scaling.kit import log

@@ -141,6 +141,10 @@ def test_a_metric_is_drawn_against_a_setting(browser: Browser, ours: Served) -> 
     browser.until(f"({CELLS.format(chr(39) + 'training time by size' + chr(39))}).length == 4")
     rows = browser.run(CELLS.format("'training time by size'"))
     assert rows[0] == head and rows[3] == ["s4", "1", "30 s", "30 s", "30 s"]
+    # Those along x stand in the middle of their place, the name of the axis last.
+    texts = "#metric-figure svg text[text-anchor=middle]"
+    ticks = browser.run(f"[...document.querySelectorAll('{texts}')].map(each => each.textContent)")
+    assert ticks == ["1", "2", "3", "4", "devices"]
     clean(browser, ours.address)
 
 

@@ -103,6 +103,7 @@ from .files import check_local as check_local
 from .files import held_alone as held_alone
 from .files import is_draft as is_draft
 from .files import is_locked as is_locked
+from .files import json_text as json_text
 from .files import lock_file as lock_file
 from .files import nearest as nearest
 from .files import parsed_json as parsed_json

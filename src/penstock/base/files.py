@@ -303,12 +303,24 @@ def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
 
     Args:
         path: The file.
+        document: As for `json_text`.
+        indent: As for `json_text`.
+    """
+    with replacing(path) as draft:
+        draft.write_text(json_text(document, indent), encoding="utf-8")
+
+
+def json_text(document: Any, indent: int | None = 2) -> str:
+    """A document as a text of JSON.
+
+    Args:
         document: The document. JSON has no NaN: numbers that are not finite become null.
         indent: Spaces of each level; None writes one line.
+
+    Returns:
+        The text, with a newline.
     """
-    text = json.dumps(_finite(document), indent=indent, allow_nan=False)
-    with replacing(path) as draft:
-        draft.write_text(text + "\n", encoding="utf-8")
+    return json.dumps(_finite(document), indent=indent, allow_nan=False) + "\n"
 
 
 def parsed_json(text: str | bytes) -> Any:

@@ -171,11 +171,11 @@ def plural(count: int, thing: str) -> str:
     Returns:
         The number and the word, in the plural unless it is 1.
 
-    >>> plural(1, "case"), plural(5, "launch"), plural(2, "epoch")
-    ('1 case', '5 launches', '2 epochs')
+    >>> plural(1, "case"), plural(5000, "launch"), plural(2, "epoch")
+    ('1 case', '5,000 launches', '2 epochs')
     """
     ending = "es" if re.search("(s|x|[^o]ch)$", thing) else "s"  # batches, and epochs
-    return f"{count} {thing}{ending * (count != 1)}"
+    return f"{count:,} {thing}{ending * (count != 1)}"
 
 
 def format_bytes(count: float) -> str:

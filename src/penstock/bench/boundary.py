@@ -16,6 +16,8 @@ A wrong prediction costs launches and never changes the answer: from it the sear
 that double until it has both sides, then bisects. Within a tile, a batch larger than one that fails
 is taken to fail too. If noise breaks that rule, the search still ends, because every trial leaves
 less to search; the result is then two neighbouring batches that were run.
+
+`find_limits` searches by any trial, and `model_limits` by launches of ``bench model``.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from ..base import (
     SafeStream,
     Undecided,
     absent,
+    as_usage_error,
     describe,
     environment_kept,
     signals_handled,
@@ -102,8 +103,10 @@ def _run_safely(argv: Sequence[str] | None) -> int:
     """Like `main`, but the signals of a batch system stay ignored after it returns."""
     try:
         with _safe_streams():
+            with as_usage_error("the working folder is gone; change to another", OSError):
+                Path.cwd()  # libraries that ask for it end the process
             return _main(argv)
-    except PenstockError as error:  # of a stream that cannot be written
+    except PenstockError as error:  # also of a stream that cannot be written
         print(f"penstock: {error.with_flags}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # while the verb is still imported

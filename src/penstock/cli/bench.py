@@ -56,8 +56,6 @@ from ..bench import (
 from ..instruments import Ledger, Record
 from ..models import check_model_name, model_files
 from ..reports import (
-    LOADER_NEEDS,
-    QUEUE_NEEDS,
     UNTIMED,
     Section,
     append_csv,
@@ -88,8 +86,6 @@ KINDS = {
     "loader": "how fast batches come, by loader, threads and batch size, and what limits them",
     "queue": "how long a queue of batches keeps a step fed, measured and predicted",
 }
-MODEL_NEEDS = ("tile_size", "batch_size")
-"""Columns that the CSV of ``bench model`` must have."""
 MOST_BATCH = 2**16
 """The largest batch that --find-limit tries."""
 
@@ -121,11 +117,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _keep(
-    scenario: str, records: Sequence[Record], config: Any, needs: Iterable[str],
+    scenario: str,
+    records: Sequence[Record],
+    config: Any,
     sections: Callable[[Sequence[Record]], Iterable[Section]],
-) -> None:  # fmt: skip
+) -> None:
     """Add what was measured to the CSV, and print it."""
-    make_way(config.output, config.overwrite, needs)
+    make_way(scenario, config.output, config.overwrite)
     append_csv(scenario, records, config.output)
     print("", *in_text(sections(records)), sep="\n")
 
@@ -138,7 +136,7 @@ def _model(args: argparse.Namespace) -> int:
     cases = model_cases(config)
     read = [file for model in config.model for file in model_files(model)]
     read += filter(None, [config.weights])
-    ledger = open_outputs(config, f"bench-model-{config.model[0]}", MODEL_NEEDS, read)
+    ledger = open_outputs(config, "model", config.model[0], read)
     read.append(ledger.path)
     settings_file = config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
     check_outputs(("--recommend", settings_file), replace=config.overwrite, inputs=read)
@@ -188,7 +186,7 @@ def _write_results(
     config: BenchModelConfig, records: Sequence[Record], ledger: Ledger, settings_file: Path
 ) -> int:
     """Write and print what was measured, and return the exit code."""
-    _keep("model", records, config, MODEL_NEEDS, model_sections)
+    _keep("model", records, config, model_sections)
     advice = recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
     settings = write_model_yaml(advice, settings_file, config.overwrite)
@@ -237,9 +235,7 @@ def _find_limit(
 def _loader(args: argparse.Namespace) -> int:
     config = from_flags(BenchLoaderConfig, args, args.config)
 
-    ledger = open_outputs(
-        config, f"bench-loader-{Path(args.data).stem}", LOADER_NEEDS, [Path(args.data)]
-    )
+    ledger = open_outputs(config, "loader", Path(args.data).stem, [Path(args.data)])
     asked = loader_cases(config, args.data)
     with launcher_of(config, [args.data], ledger) as launcher:
         cases = checked_loader_cases(asked, config, print, launcher)
@@ -247,7 +243,7 @@ def _loader(args: argparse.Namespace) -> int:
         if config.ladder:
             steps = ladder_cases(cases)
             records += _loader_sweep("ladder", "step", steps, config, ledger, launcher)
-    _keep("loader", records, config, LOADER_NEEDS, loader_sections)
+    _keep("loader", records, config, loader_sections)
     print_written([config.output, ledger.path])
     # A missing GPU and a loader that is not installed become rows; they fail nothing.
     return int(any(record.status not in ("ok", "unsupported") for record in records))
@@ -285,7 +281,7 @@ def _queue(args: argparse.Namespace) -> int:
     config = from_flags(BenchQueueConfig, args, args.config)
     cases = queue_cases(args.data, config)
     read = [Path(args.data)]
-    ledger = open_outputs(config, f"bench-queue-{Path(args.data).stem}", QUEUE_NEEDS, read)
+    ledger = open_outputs(config, "queue", Path(args.data).stem, read)
     read.append(ledger.path)
     figure = config.output.with_suffix(".png")
     check_outputs(("the figure of --output", figure), replace=config.overwrite, inputs=read)
@@ -305,7 +301,7 @@ def _queue(args: argparse.Namespace) -> int:
             launches=launches,
             launcher=launcher,
         )
-    _keep("queue", records, config, QUEUE_NEEDS, queue_sections)
+    _keep("queue", records, config, queue_sections)
     prefix = config.output.with_suffix("")
     figures = figures_of(lambda: plot_records("queue", records, prefix, config.overwrite))
     print_written([config.output, ledger.path, *figures])

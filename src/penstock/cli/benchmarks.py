@@ -21,7 +21,7 @@ from ..base import (
 from ..bench import BENCH_LIBRARIES, Launcher, LaunchesOnCluster, SweepStep, in_turn, run_sweep
 from ..cluster import connect
 from ..instruments import Ledger, Nvml, Record
-from ..reports import read_csv
+from ..reports import check_csv
 from .progress import drawn_bar, say
 
 Name = Callable[[Mapping[str, Any]], str]
@@ -30,15 +30,13 @@ Outcome = Callable[[Record], str]
 """A function that describes the result of a launch in a few words."""
 
 
-def open_outputs(
-    config: Any, what: str, needs: Iterable[str], inputs: Iterable[Path] = ()
-) -> Ledger:
+def open_outputs(config: Any, scenario: str, of: str, inputs: Iterable[Path] = ()) -> Ledger:
     """Check the CSV and the ledger of a benchmark, and return the ledger. Nothing is created.
 
     Args:
         config: The knobs ``output``, ``ledger``, ``overwrite``, ``name`` and ``tag``.
-        what: What is measured; the run gets this name if ``--name`` is not given.
-        needs: Columns that the CSV of such a benchmark has.
+        scenario: The kind of benchmark.
+        of: What is measured; the run is named by both if ``--name`` is not given.
         inputs: Files and folders that are read.
 
     Returns:
@@ -49,9 +47,13 @@ def open_outputs(
     """
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
-    ledger = ledger_of(config, what, inputs, replace=True)  # rows are added to a CSV
+    # Rows are added to a CSV.
+    ledger = ledger_of(config, f"bench-{scenario}-{of}", inputs, replace=True)
     if not config.overwrite:
-        check_csv(config.output, needs)
+        try:
+            check_csv(scenario, config.output)
+        except UsageError as error:
+            raise UsageError(f"--output: {error}; --overwrite replaces it") from error
     return ledger
 
 
@@ -95,23 +97,11 @@ def labelled(ledger: Ledger, config: Any, what: str) -> Ledger:
     return ledger
 
 
-def check_csv(path: Path, needs: Iterable[str]) -> None:
-    """Raise `UsageError` if a file is no CSV of such a benchmark.
-
-    New rows are appended to a CSV. Its old rows stay, so users may edit them.
-    """
-    if path.is_file() and path.stat().st_size:
-        try:
-            read_csv(path, needs)
-        except UsageError as error:
-            raise UsageError(f"--output: {error}; --overwrite replaces it") from error
-
-
-def make_way(path: Path, replace: bool, needs: Iterable[str]) -> None:
+def make_way(scenario: str, path: Path, replace: bool) -> None:
     """Remove a file that is no CSV of such a benchmark, if the user allows it."""
     if replace:
         try:
-            check_csv(path, needs)
+            check_csv(scenario, path)
         except UsageError:
             path.unlink()
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Callable
 from pathlib import Path
 
-from ..base import CompareConfig, add_flags, check_outputs, from_flags, write_output
+from ..base import (
+    CompareConfig,
+    add_flags,
+    check_outputs,
+    from_flags,
+    json_text,
+    write_output,
+)
 from ..reports import (
     RUN_SCENARIOS,
     cases_of_sides,
@@ -64,15 +71,14 @@ def run(args: argparse.Namespace) -> int:
     undecided = comparison.undecided if gated else []
     gate = gate_sentence(comparison, undecided) if gated else ""
     report = report_of_comparison(comparison, f"{args.a} to {args.b}", gate)
-    if args.json is not None:
-        text = json.dumps(comparison.as_dict() | {"gate": gate}, indent=1) + "\n"
-        write_output("--json", args.json, text, replace=replace)
-    if config.markdown is not None:
-        text = markdown_page(report, [()] * len(report.chapters))
-        write_output("--markdown", config.markdown, text, replace=replace)
-    if config.html is not None:
-        text = html_page(report, page_of_sides((args.a, args.b)))
-        write_output("--html", config.html, text, replace=replace)
+    pages: tuple[Callable[[], str], ...] = (
+        lambda: json_text(comparison.as_dict() | {"gate": gate}, 1),
+        lambda: markdown_page(report, [()] * len(report.chapters)),
+        lambda: html_page(report, page_of_sides((args.a, args.b))),
+    )
+    for (flag, path), page in zip(outputs, pages, strict=True):
+        if path is not None:
+            write_output(flag, path, page(), replace=replace)
     sections = (clipped(each) for chapter in report.chapters for each in chapter.sections)
     print(*in_text(sections), "", *report.about, *report.verdict[::-1], sep="\n")
     return 1 if comparison.regressed else 3 if undecided else 0

@@ -6,7 +6,6 @@ A value that cannot be read is reported as missing; nothing is guessed.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ..base import (
     check_outputs,
     format_bytes,
     from_flags,
+    json_text,
     significant,
     write_output,
 )
@@ -47,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
         title, lines = section(block)
         print(title, *(f"  {line}" for line in lines), "", sep="\n", flush=True)
     if args.json:
-        text = json.dumps({"environment": block}, indent=2, allow_nan=False) + "\n"
-        write_output("--json", args.json, text, replace=replace)
+        write_output("--json", args.json, json_text({"environment": block}), replace=replace)
     return 0
 
 

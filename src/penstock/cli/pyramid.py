@@ -82,9 +82,17 @@ def make_levels(
     take_over: bool = False, name: str = "PATH",
 ) -> list[LevelBelow]:  # fmt: skip
     """Make levels of an image, and windows, while no run writes it. See `add_levels`."""
-    from ..data import OutputLock, add_levels, add_windows, levels_to_add, open_written
+    from ..data import (
+        OutputLock,
+        add_levels,
+        add_windows,
+        levels_below,
+        open_source,
+        open_written,
+    )
 
-    levels = levels_to_add(path, count, name)
+    first = open_source(path, raw=True, name=name)
+    levels = levels_below(first.domain.shape, first.scale, count)
     total = sum(math.prod(level.shape) for level in levels)
     with (
         OutputLock.briefly([open_written(path, name)], take_over) as lock,

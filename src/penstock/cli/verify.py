@@ -17,6 +17,7 @@ from ..base import (
     check_outputs,
     format_bytes,
     from_flags,
+    json_text,
     one_heap,
     plural,
     write_output,
@@ -89,8 +90,8 @@ def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, P
             done = recompute_blocks(run, proof, keys, config, progress)
         proof.findings += done.findings
     if args.json is not None:
-        text = json.dumps(_as_dict(run, proof, done), indent=1) + "\n"
-        write_output("--json", args.json, text, replace=config.overwrite)
+        said = _as_dict(run, proof, done)
+        write_output("--json", args.json, json_text(said, 1), replace=config.overwrite)
     print("\n".join(_lines(run, proof, done, config)))
     return run, proof
 

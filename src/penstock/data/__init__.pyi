@@ -6,8 +6,6 @@ from .box import flatten as flatten
 from .box import indices as indices
 from .box import reflect as reflect
 from .box import unflatten as unflatten
-from .filled_mask import FilledMask as FilledMask
-from .filled_mask import ValueLimits as ValueLimits
 from .levels import LevelBelow as LevelBelow
 from .levels import Rule as Rule
 from .levels import levels_below as levels_below
@@ -99,7 +97,6 @@ from .stores.pyramid import add_levels as add_levels
 from .stores.pyramid import add_windows as add_windows
 from .stores.pyramid import begin_first_level as begin_first_level
 from .stores.pyramid import count_differing as count_differing
-from .stores.pyramid import levels_to_add as levels_to_add
 from .stores.pyramid import remove_levels as remove_levels
 from .stores.resampled import ChannelValues as ChannelValues
 from .stores.resampled import NormalisedSource as NormalisedSource
@@ -126,3 +123,5 @@ from .volumes import Specimen as Specimen
 from .volumes import write_volume as write_volume
 from .weather import PRESETS as PRESETS
 from .weather import World as World
+from .within_mask import FilledMask as FilledMask
+from .within_mask import ValueLimits as ValueLimits

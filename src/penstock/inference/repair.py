@@ -43,10 +43,6 @@ _OF_ONE_START = frozenset(
     "part parts workers prepare statistics finish cluster".split()
 )
 """Settings of a run that do not change its voxels."""
-_OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))
-"""Facts that may differ from those of the run, as they depend on the machine."""
-
-
 _OF_DEVICES = ("devices", "arithmetic")
 """Facts of a job that depend on its devices."""
 
@@ -106,7 +102,7 @@ def reopened(run: RunFolder, config: VerifyConfig, *, take_over: bool = False) -
     job = Job(build(InferConfig, settings, ours))
     job.plan.refuse()
     facts, before = Journal(None, job.fingerprint()).fingerprint, run.fingerprint
-    now = {name: value for name, value in facts.items() if name not in _OF_MACHINE}
+    now = {name: value for name, value in facts.items() if name not in ("outputs", *_OF_DEVICES)}
     if (name := differing(before, now)) is not None:
         raise UsageError(
             f"the run had {name} {before.get(name)!r}, now it is {now[name]!r}; so its blocks "

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..base import SUMMARY_FILE, format_seconds, plural, significant, system_errors
-from .run_folder.folder import Notes, folder_at, lost_lines, read_document, read_run
+from ..base import format_seconds, plural, significant, system_errors
+from .run_folder.folder import Notes, folder_at, read_document, read_run
 from .run_folder.names import ENDING_FILE, FOUND_FOLDERS
 
 State = Literal["running", "prepared", "done", "incomplete", "ended", "killed", "begun"]
@@ -70,16 +70,14 @@ class RunLook:
         folder = self.folder
         with system_errors(f"{folder} cannot be read"):
             run = read_run(folder)
-        # Before the logs are read, as a process may write its last blocks and end meanwhile.
-        processes, complete = folder.at_work(), bool(folder.names(SUMMARY_FILE))
-        notes = self._notes_of(str(run.get("run")))
-        done, planned = len(notes.blocks()), int(run.get("blocks") or 0)
-        state, *why = self._state(run, processes, complete, done < planned)
+        notes = self._notes_of(run)
+        done, planned = len(notes.blocks()), notes.planned
+        state, *why = self._state(run, notes, done < planned)
         counts = {name: len(folder.names(f"{name}/*.npz")) for name in FOUND_FOLDERS}
         words = [f"{name} of {plural(count, 'block')}" for name, count in counts.items() if count]
         why += ["found so far: " + ", ".join(words)] if words else []
         if state not in ("running", "begun"):
-            why.append(lost_lines(folder, len(notes.damaged), done, planned))
+            why.append(notes.lost(done))
         tails = folder.telemetry()
         alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]
         return RunStatus(
@@ -89,28 +87,28 @@ class RunLook:
             blocks_planned=planned,
             per_second=_rate(tails) if state == "running" else None,
             failing=max(filter(None, map(_failing, alive)), default=None),
-            processes=processes or 0,
+            processes=notes.processes or 0,
         )
 
-    def _notes_of(self, run: str) -> Notes:
+    def _notes_of(self, run: Mapping[str, Any]) -> Notes:
         """The logs of a run, as the last look left them unless another run has begun."""
-        if self._notes is None or run != self._notes.run:
+        if self._notes is None or str(run.get("run")) != self._notes.run:
             self._notes = Notes(self.folder, run)
+        else:
+            self._notes.ask()
         return self._notes
 
-    def _state(
-        self, run: Mapping[str, Any], at_work: int | None, complete: bool, lacks: bool
-    ) -> tuple[State, str]:
+    def _state(self, run: Mapping[str, Any], notes: Notes, lacks: bool) -> tuple[State, str]:
         verb = run.get("verb", "infer")
-        if at_work:
+        if notes.processes:
             return "running", ""
-        if complete:
+        if notes.complete:
             return "incomplete" if lacks else "done", ""
         if self.folder.names(ENDING_FILE):
             return "ended", str((read_document(self.folder, ENDING_FILE) or {}).get("error", ""))
         if run.get("settings", {}).get("prepare") and not self.folder.killed():
             return "prepared", f"next is {verb} --part i/n for each i of n, then --finish"
-        if at_work is None:
+        if notes.processes is None:
             return "begun", "a bucket does not say whether a process writes it"
         return "killed", f"no process writes it; penstock {verb} --resume goes on"
 

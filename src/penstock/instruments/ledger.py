@@ -27,7 +27,7 @@ from ..base import (
     lock_file,
     system_errors,
     to_cell,
-    writing_output,
+    write_output,
 )
 from . import record as records_of
 from .record import Record
@@ -160,12 +160,7 @@ def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) 
     """
     rows = [record_cells(record) for record in records]
     cells = ({name: to_cell(value) for name, value in each.items()} for each in rows)
-    text = csv_text(_columns(rows), cells)
-    with (
-        system_errors(f"{path} cannot be written"),
-        writing_output(path, replace=replace) as draft,
-    ):
-        draft.write_bytes(text.encode())
+    write_output("--csv", path, csv_text(_columns(rows), cells), replace=replace)
 
 
 def record_cells(record: Record) -> dict[str, Any]:

@@ -172,8 +172,9 @@ class Probe:
 
 
 def bottleneck(
-    stages: Mapping[str, StageTotals], seconds: float, cpu_seconds: float, cores: int
-) -> str:
+    stages: Mapping[str, StageTotals], seconds: float, cpu_seconds: float, cores: int,
+    workers: int = 1,
+) -> str:  # fmt: skip
     """The bottleneck of a job, in one sentence with its numbers.
 
     Where the processor was nearly full, stages that compete for it cannot be told apart by their
@@ -184,6 +185,7 @@ def bottleneck(
         seconds: the time of the job.
         cpu_seconds: the processor time of the job.
         cores: the cores that it may use.
+        workers: the processes that did it, whose times are added up.
 
     Returns:
         The sentence.
@@ -192,9 +194,10 @@ def bottleneck(
         return "There was nothing left to do."
     most = max(stages, key=lambda name: stages[name].busy)
     share = stages[most].busy / sum(stage.busy for stage in stages.values())
+    of_all = f"{cores} cores{' of each worker' * (workers > 1)}"
     if cpu_seconds >= 0.85 * cores * seconds:
         return (
-            f"Bound by the processor: {cpu_seconds / seconds:.1f} of {cores} cores were busy; "
+            f"Bound by the processor: {cpu_seconds / seconds:.1f} of {of_all} were busy; "
             f"{share:.0%} of all work was in {most}."
         )
     fullest = max(stages, key=lambda name: stages[name].busy / stages[name].threads)
@@ -204,7 +207,7 @@ def bottleneck(
     threads = "its thread was" if one else f"its {stage.threads} threads were"
     return (
         f"Bound by {fullest}: {threads} busy {busy:.0%} of the time; "
-        f"{cpu_seconds / seconds:.1f} of {cores} cores were in use."
+        f"{cpu_seconds / seconds:.1f} of {of_all} were in use."
     )
 
 

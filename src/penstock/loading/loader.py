@@ -67,6 +67,7 @@ class Loader:
     Args:
         data: A packed data set, one Zarr array, or a mapping of names to paths or URLs.
         offsets: The samples of an item relative to its own: (-1, 0) is the one before and itself.
+            They count steps, whatever a coordinate of time beside the array says.
         channels: The channels of an item, in this order.
         patch: The shape of the boxes that a sample is cut into, or a `PatchGrid`. A patch of as
             many axes as the array makes the whole array one sample, a volume. Shuffle its patches

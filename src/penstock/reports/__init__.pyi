@@ -21,7 +21,6 @@ from .launches import launches_named as launches_named
 from .launches import launches_of as launches_of
 from .ledger_report import plot_records as plot_records
 from .ledger_report import report_of_records as report_of_records
-from .loader.cell import LOADER_NEEDS as LOADER_NEEDS
 from .loader.cell import loader_cells as loader_cells
 from .loader.report import loader_sections as loader_sections
 from .model.cell import UNTIMED as UNTIMED
@@ -30,6 +29,7 @@ from .neuroglancer import serve_stores as serve_stores
 from .page import PAGE_SUFFIXES as PAGE_SUFFIXES
 from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import append_csv as append_csv
+from .page import check_csv as check_csv
 from .page import check_report as check_report
 from .page import write_report as write_report
 from .places import LOG_SUFFIXES as LOG_SUFFIXES
@@ -42,15 +42,14 @@ from .places import places_of as places_of
 from .places import records_of as records_of
 from .places import reports_of_places as reports_of_places
 from .places import trainings_of as trainings_of
-from .queue.cell import QUEUE_NEEDS as QUEUE_NEEDS
 from .queue.report import queue_sections as queue_sections
 from .queue.simulation import first_empty as first_empty
 from .run_settings import RUN_SCENARIOS as RUN_SCENARIOS
 from .run_settings import cases_of_sides as cases_of_sides
 from .runs.catalogue import Catalogue as Catalogue
-from .runs.page_data import page_data as page_data
-from .runs.page_data import page_of_sides as page_of_sides
-from .runs.page_data import serve_runs as serve_runs
+from .runs.shown_page import page_data as page_data
+from .runs.shown_page import page_of_sides as page_of_sides
+from .runs.shown_page import serve_runs as serve_runs
 from .runs.shown_run import RunCurve as RunCurve
 from .runs.shown_run import RunDetails as RunDetails
 from .runs.shown_run import ShownRun as ShownRun
@@ -68,7 +67,6 @@ from .table import csv_field as csv_field
 from .table import in_markdown as in_markdown
 from .table import in_text as in_text
 from .table import or_dash as or_dash
-from .table import read_csv as read_csv
 from .table import without_empty as without_empty
 from .tune.model_advice import recommend as recommend
 from .tune.model_advice import write_model_yaml as write_model_yaml

@@ -6,10 +6,10 @@ that they never differ. Texts are plain; each renderer escapes them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..base import for_markdown, for_terminal, format_bytes, scrub
 from .charts.chart import Figure, words_of
@@ -117,9 +117,9 @@ def clipped(section: Section) -> Section:
     )
 
 
-def json_page(report: Report) -> dict[str, Any]:
+def json_page(report: Report) -> str:
     """A report as a document: what `markdown_page` and the HTML say, without drawings."""
-    return {
+    document = {
         "format": "penstock-report",
         "version": 1,
         "title": shown(report.title),
@@ -143,3 +143,4 @@ def json_page(report: Report) -> dict[str, Any]:
         ],
         "records": report.places(),
     }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -30,7 +30,7 @@ def html_page(report: Report, runs: Mapping[str, Any] | None = None) -> str:
 
     Args:
         report: What it says.
-        runs: The runs that a reader may pick and compare (`runs.page_data`); None for none.
+        runs: The runs that a reader may pick and compare (`page_data`); None for none.
 
     Returns:
         The text of the file.

@@ -20,12 +20,7 @@ import numpy as np
 
 from ..base import RUN_FILE, STEPS, UsageError, redacted
 from ..inference import is_label_run
-from ..instruments import (
-    PHASES,
-    Record,
-    case_key,
-    read_ledger,
-)
+from ..instruments import PHASES, Record, case_key, read_ledger
 from .infer.job_files import InferenceRun
 from .places import RecordPlace, places_of, reading
 from .training.fit_files import TrainingFolder
@@ -62,7 +57,7 @@ def _record(
     )
 
 
-def _of_inference(folder: Path) -> list[Record]:
+def _of_inference(folder: Path) -> Record:
     run = InferenceRun.read(folder)
     summary = run.summary
     if not run.seconds:
@@ -85,19 +80,17 @@ def _of_inference(folder: Path) -> list[Record]:
         "Mvox/s": summary["voxels"] / seconds / 1e6,
         "MB/s of input": summary["input_bytes"] / seconds / 1e6,
     }
-    return [
-        _record(
-            run.folder,
-            "infer",
-            _time_of(run.folder / RUN_FILE),
-            settings,
-            samples_s=samples,
-            work={"voxels": summary["voxels"]},
-            memory={"host_peak": summary.get("peak_rss")},
-            facts={"rates": rates, "scores": {}},
-            environment=_made_on(each.header for each in run.telemetry),
-        )
-    ]
+    return _record(
+        run.folder,
+        "infer",
+        _time_of(run.folder / RUN_FILE),
+        settings,
+        samples_s=samples,
+        work={"voxels": summary["voxels"]},
+        memory={"host_peak": summary.get("peak_rss")},
+        facts={"rates": rates, "scores": {}},
+        environment=_made_on(each.header for each in run.telemetry),
+    )
 
 
 def _made_on(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -112,7 +105,7 @@ def _made_on(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of_training(folder: Path) -> list[Record]:
+def _of_training(folder: Path) -> Record:
     run = TrainingFolder.read(folder)
     results = run.results
     if not results.get("epoch_times_s"):
@@ -123,28 +116,26 @@ def _of_training(folder: Path) -> list[Record]:
     if batch := results.get("global_batch_size"):
         samples["sample"] = tuple(seconds / batch for seconds in samples["step"])
     rate = results.get("samples_per_s")
-    return [
-        _record(
-            run.folder,
-            "training",
-            _time_of(run.folder / "training_results.json"),
-            {
-                **run.args,
-                "workload": run.workload,
-                "world_size": results.get("world_size", 1),
-                "device": results.get("device"),
-            },
-            samples_s=samples,
-            memory={
-                name: run.peaks[name] for name in ("host_peak", "device_peak") if name in run.peaks
-            },
-            facts={
-                "rates": {"samples/s": rate} if rate else {},
-                "scores": dict(best.get("scores") or {}),
-            },
-            environment=_made_on([results]),
-        )
-    ]
+    return _record(
+        run.folder,
+        "training",
+        _time_of(run.folder / "training_results.json"),
+        {
+            **run.args,
+            "workload": run.workload,
+            "world_size": results.get("world_size", 1),
+            "device": results.get("device"),
+        },
+        samples_s=samples,
+        memory={
+            name: run.peaks[name] for name in ("host_peak", "device_peak") if name in run.peaks
+        },
+        facts={
+            "rates": {"samples/s": rate} if rate else {},
+            "scores": dict(best.get("scores") or {}),
+        },
+        environment=_made_on([results]),
+    )
 
 
 def _steps(run: TrainingFolder) -> dict[str, tuple[float, ...]]:
@@ -167,8 +158,8 @@ def _time_of(path: Path) -> str:
 
 _READERS: dict[str, Callable[[Path], list[Record]]] = {
     "ledger": read_ledger,
-    "training": _of_training,
-    "inference": _of_inference,
+    "training": lambda path: [_of_training(path)],
+    "inference": lambda path: [_of_inference(path)],
 }
 """The reader of each kind of place."""
 

@@ -13,7 +13,6 @@ Everything is computed from records, so a page can be made again from its ledger
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from .html import html_page
 from .loader.cell import LOADER_COLUMNS, loader_cells
 from .model.cell import MODEL_COLUMNS, model_cells
 from .queue.cell import QUEUE_COLUMNS, queue_cells
-from .table import Columns, append_rows
+from .table import Columns, append_rows, read_csv
 
 PAGE = "report.md"
 PAGE_SUFFIXES = (".html", ".htm")
@@ -49,6 +48,21 @@ _TABLES: dict[str, tuple[Columns, Callable[[Iterable[Record]], Sequence[Cell]]]]
     "queue": (QUEUE_COLUMNS, lambda records: [c for group in queue_cells(records) for c in group]),
 }
 """The columns of the CSV of each kind of benchmark that has one, and its rows."""
+
+
+def check_csv(scenario: str, path: Path) -> None:
+    """Check that a file is a CSV of a kind of benchmark, or is not there. New rows are appended to
+    a CSV. Its old rows stay, so users may edit them.
+
+    Args:
+        scenario: ``model``, ``loader`` or ``queue``.
+        path: The file.
+
+    Raises:
+        UsageError: It is another file.
+    """
+    if path.is_file() and path.stat().st_size:
+        read_csv(path, _TABLES[scenario][0].place)
 
 
 def append_csv(scenario: str, records: Iterable[Record], path: Path, **changes: str) -> None:
@@ -100,12 +114,9 @@ def write_report(
     measured = {record.scenario for record in records} if in_folder else set()
     tables = {name: page.with_name(f"{name}.csv") for name in _TABLES if name in measured}
     check_outputs(*(("--output", table) for table in tables.values()), replace=overwrite)
-    if page.suffix == ".json":
-        text = json.dumps(json_page(report), indent=1, ensure_ascii=False) + "\n"
-        write_output("--output", page, text, replace=overwrite)
-        return [page]
     if page.suffix != ".md":
-        write_output("--output", page, html_page(report, runs), replace=overwrite)
+        text = json_page(report) if page.suffix == ".json" else html_page(report, runs)
+        write_output("--output", page, text, replace=overwrite)
         return [page]
     prefix = "" if in_folder else f"{page.stem}_"
     names = [picture.name for chapter in report.chapters for picture in chapter.pictures]

@@ -34,10 +34,9 @@ from ...base import (
     check_apart,
     check_folder,
     check_replaceable,
+    json_text,
     plural,
-    system_errors,
-    write_json,
-    writing_output,
+    write_output,
 )
 from ...data import Chips, Split, channels_of, seen_again, split_folder
 from ...instruments import (
@@ -238,11 +237,8 @@ def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    with (
-        system_errors(f"--output-dir {out} cannot be written"),
-        writing_output(out / SUITE_SYSTEM, replace=config.overwrite) as draft,
-    ):
-        write_json(draft, system)
+    text = json_text(system)
+    write_output("--output-dir", out / SUITE_SYSTEM, text, replace=config.overwrite)
 
 
 def run_suite(

@@ -1,8 +1,8 @@
-"""Points matched by distance, and counted.
+"""Predictions matched with labels, and counted: points by distance, boxes by COCO's rules.
 
-A pair is one prediction and one label closer than the tolerance, each in one pair at most. Pairs
-are chosen so that there are as many as possible, and of such choices the one with the smallest sum
-of distances. Boxes are matched by COCO's rules, in faster-coco-eval.
+Of points, a pair is one prediction and one label closer than the tolerance, each in one pair at
+most. Pairs are chosen so that there are as many as possible, and of such choices the one with the
+smallest sum of distances. Boxes are matched in faster-coco-eval.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from ...base import (
     check_outputs,
     check_replaceable,
     is_draft,
-    write_json,
-    writing_output,
+    json_text,
+    write_output,
 )
 from ...cluster import Workers, share_pieces
 from ..packed.data_folder import check_strangers, remove
@@ -127,8 +127,7 @@ def preprocess_scenes(
     if not any(np.any(manifest["valid_pixels"]) for manifest in manifests):
         raise UsageError(f"{len(manifests)} scenes under {out} give no chip with a valid pixel")
     index = {"format": FORMAT, "version": VERSION, **record.as_document(), "scenes": sorted(jobs)}
-    with writing_output(out / INDEX, replace=replace) as draft:
-        write_json(draft, index, indent=None)
+    write_output("--output-dir", out / INDEX, json_text(index, None), replace=replace)
     return _done(manifests, len(jobs) - len(anew), Chips(out))
 
 

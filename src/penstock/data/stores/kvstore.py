@@ -259,6 +259,8 @@ def first_sentence(error: BaseException) -> str:
     """The message of a TensorStore error in one line, without keys and its dump of the spec."""
     text = re.sub(r"\s*\[(source locations|[\w-]+)=.*", "", str(error), flags=re.DOTALL)
     text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
+    cut = r"\1 is damaged or cut: it is not valid JSON"
+    text = re.sub(r'^Error reading (?:local file )?"(.*)": Invalid JSON$', cut, text)
     text = re.sub(r"All \d+ retry attempts failed: ", "", text)
     if codec := re.search(r'member "(filters)"|"name": "([^"]+)" is not registered', text):
         codecs = "filters of Zarr 2" if codec[1] else codec[2]

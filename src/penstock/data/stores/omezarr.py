@@ -31,7 +31,7 @@ from .kvstore import (
     ts,
 )
 from .ome_levels import transformations
-from .protocols import AXES, DTYPES, Source
+from .protocols import AXES, DTYPES, Source, is_n5
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
@@ -198,8 +198,7 @@ def _version(
     """
     like_version = None if shards else getattr(like, "ome_version", None)
     version = asked or ("0.4" if like_version == "0.4" else "0.5")
-    stores = [part for part in path.split("/") if part.endswith((".n5", ".zarr"))]
-    if stores and stores[-1].endswith(".n5"):
+    if is_n5(path):
         version = "n5"
     elif root is not None and root.read(".zgroup").result().state == "value":
         version = "0.4"

@@ -27,6 +27,7 @@ from .protocols import (
     check_dtype,
     file_stamp,
     is_file,
+    is_n5,
     suffix_of,
 )
 from .sliced import Asked, SlicedSource
@@ -122,8 +123,9 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
             hints = [_HINTS[other] for other in form.takes.split() if choice != "level" != other]
             raise UsageError(f"{asked.where}: {form.title}s have no {words}{''.join(hints)}")
     remote, files = "://" in asked.path, asked.files or [asked.file]
-    if remote and form is not RASTER:
-        raise UsageError(f"{asked.where}: {form.title}s are read from this machine; copy it here")
+    if remote and (form is not RASTER or "*" in asked.path):
+        what = "files of a pattern" if "*" in asked.path else f"{form.title}s"
+        raise UsageError(f"{asked.where}: {what} are read from this machine; copy them here")
     if form is not PLANES and not (remote or is_file(files[0], asked.where)):
         raise UsageError(f"{asked.where}: no such file")
     with as_usage_error(f"{asked.where}: not a readable {form.title}"):
@@ -196,6 +198,8 @@ def open_sink(
         "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
     }  # fmt: skip
     parsed = parse_spec(spec, name)
+    if ome_version is not None:
+        _check_is_zarr(parsed, ome_version, name)
     if isinstance(parsed, str) and files and ending_of(parsed) is not None:
         from .file_sink import open_file_sink
 
@@ -204,6 +208,13 @@ def open_sink(
         sink = _open_new(parsed, name, settings)
     _check_links(sink.local_path, name)
     return sink
+
+
+def _check_is_zarr(place: str | dict[str, Any], version: str, name: str) -> None:
+    """Refuse a version of OME-Zarr for what is none."""
+    if isinstance(place, dict) or ending_of(place) is not None or is_n5(place):
+        flag = "--plain" if version == "plain" else f"--ome-zarr {version}"
+        raise UsageError(f"{name} {scrub(str(place))}: {flag} is for a .zarr by its path alone")
 
 
 def _check_links(place: Path | None, name: str) -> None:

@@ -270,6 +270,12 @@ def suffix_of(path: str) -> str:
     return Path(path.rstrip("/")).suffix.lower()
 
 
+def is_n5(path: str) -> bool:
+    """Whether a path or URL is that of an N5, or of an array in one."""
+    stores = [part for part in path.split("/") if part.endswith((".n5", ".zarr"))]
+    return bool(stores) and stores[-1].endswith(".n5")
+
+
 def check_dtype(dtype: Any, where: str) -> np.dtype[Any]:
     """``dtype`` (or its name) in native byte order; `UsageError` where Penstock cannot take it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name

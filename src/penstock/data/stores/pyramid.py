@@ -136,24 +136,6 @@ def begin_first_level(
     return levels[0], _opened(first, levels[0], first.spec["kvstore"], place, group.where)[1]
 
 
-def levels_to_add(path: str, count: int | None, name: str) -> list[LevelBelow]:
-    """The levels that `add_levels` would make of an image.
-
-    Args:
-        path: The OME-Zarr group.
-        count: The number of levels in all, as there.
-        name: The flag that messages name.
-
-    Returns:
-        The levels, the finest first.
-
-    Raises:
-        UsageError: It cannot be opened.
-    """
-    first = level_of(path, 0, name)
-    return levels_below(first.domain.shape, first.scale, count)
-
-
 def level_of(path: str, number: int, name: str) -> TensorStoreSource:
     """A level of an image as it is stored, of any dtype that an output may have."""
     return open_omezarr_source(path, level=number, cache_bytes=0, name=name, raw=True)

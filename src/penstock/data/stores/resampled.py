@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..box import Box
-from ..filled_mask import FilledMask
 from ..normalize import Scaling
 from ..resampling import Resampling
+from ..within_mask import FilledMask
 from .protocols import BoxReader, Source, source_fingerprint
 
 

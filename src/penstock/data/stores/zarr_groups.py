@@ -56,9 +56,9 @@ class Group:
 
     def json(self, key: str) -> dict[str, Any]:
         """The JSON object of a key; empty where there is none."""
-        stored = self.read(key) or b"{}"
+        stored = self.read(key)
         with as_usage_error(f"{self.where}: {key} is not valid JSON", ValueError):
-            parsed = parsed_json(stored)
+            parsed = parsed_json(b"{}" if stored is None else stored)
         if not isinstance(parsed, dict):
             kind = type(parsed).__name__
             raise UsageError(f"{self.where}: {key} holds a {kind}, not an object of JSON")

@@ -169,9 +169,11 @@ class LabelJob:
 
     def facts(self) -> dict[str, Any]:
         """What run.json says besides."""
+        cells = self.work.grid.cells
         return {
             "verb": "label",
             "blocks": len(self.work.grid),
+            "cells": [(0, cells[:2].size), *zip(cells.start[2:], cells.stop[2:], strict=True)],
             "settings": as_settings(self.config),
             "name": self.folder.name.removesuffix(".penstock"),
         }

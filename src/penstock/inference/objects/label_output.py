@@ -36,16 +36,16 @@ def check_count(sink: Sink, count: int) -> None:
         )
 
 
-def add_label_levels(config: LabelConfig, sink: Sink) -> int:
+def add_label_levels(config: LabelConfig, source: Source, sink: Sink) -> int:
     """Add the levels of an OME-Zarr in which all blocks are written, and list it as a label of its
     image. Returns the number of levels, also of those that an earlier start has added."""
-    from ...data import add_levels, levels_to_add, register_label
+    from ...data import add_levels, levels_below, register_label
 
     place, levels = str(config.out_spec), 0
     if not getattr(sink, "documents", None):
         return 0
     if (count := config.levels) != "none":
-        levels = len(levels_to_add(place, count, "OUT"))
+        levels = len(levels_below(sink.domain.shape, source.scale, count))
         add_levels(place, rule="mode", count=count, again=False, threads=usable_cores(), name="OUT")
     register_label(place, "OUT")
     return levels

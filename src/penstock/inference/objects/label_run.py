@@ -218,7 +218,7 @@ class LabelRun:
         work, output = self.counting, read_run(self.folder)["output"]
         sink = labelling.output(output["dtype"], overwrite=False, resume=True)
         sink.close()
-        levels = add_label_levels(labelling.config, sink)
+        levels = add_label_levels(labelling.config, labelling.source, sink)
         checks: dict[str, Any] = {}
         if work.measured and (self.folder / STARTS_FILE).is_file():
             checks = self._checked(work, sink)  # else an earlier start has come as far as that

@@ -154,7 +154,6 @@ class PlaneEnds(NamedTuple):
 
     def sentence(self) -> str:
         """The counts in words."""
-        sides = f"{self.at_planes:,} side{'s' * (self.at_planes != 1)}"
         verdict = ""
         if self.ratio is not None:
             verdict = f": {self.ratio:.2f} times as many at each, 1 is good"
@@ -163,8 +162,8 @@ class PlaneEnds(NamedTuple):
         elif self.at_planes:
             verdict = ": blocks may cut objects, as none ends between"
         return (
-            f"{sides} of objects at {plural(self.planes, 'plane')} of blocks, "
-            f"{self.at_controls:,} at {plural(self.controls, 'plane')} between{verdict}"
+            f"{plural(self.at_planes, 'side')} of objects at {plural(self.planes, 'plane')} of "
+            f"blocks, {self.at_controls:,} at {plural(self.controls, 'plane')} between{verdict}"
         )
 
 

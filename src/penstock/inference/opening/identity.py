@@ -32,7 +32,7 @@ CONTENT_BYTES = 256 * 2**20
 """Size of the largest array in memory that is hashed. A larger one takes too long at each start."""
 VOXEL_CODE = (
     "data/box.py",
-    "data/filled_mask.py",
+    "data/within_mask.py",
     "data/levels.py",
     "data/normalize.py",
     "data/resampling.py",

@@ -15,7 +15,7 @@ A set of blocks takes about a bit for each: a job of a petabyte has a hundred mi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, MutableSet
+from collections.abc import Iterable, Iterator, MutableSet, Sequence
 from itertools import product
 from typing import Any
 
@@ -48,27 +48,29 @@ def lost_line(key: Key) -> str:
 
 
 def read_entries(
-    lines: Iterable[bytes], damaged: list[bytes] | None = None
+    lines: Iterable[bytes], damaged: list[bytes] | None = None, plan: Sequence[range] = ()
 ) -> Iterator[tuple[Key, Checks | None]]:
     """Yield the block and the checks of each line of a log; None for the checks if the block is
     taken off.
 
-    ``damaged`` takes the lines that cannot be read.
+    ``damaged`` takes the lines that cannot be read, or that name a block beyond the ``plan``, which
+    is a range for each number of a block.
     """
     for line in lines:
-        if (named := parse_line(line)) is not None:
-            yield named
-        elif (lost := parse_line(line.removeprefix(_LOST))) is not None:
-            yield lost[0], None
+        entry = parse_line(line.removeprefix(_LOST))
+        if entry is not None and all(map(range.__contains__, plan, entry[0])):
+            yield entry[0], None if line.startswith(_LOST) else entry[1]
         # A line that a resume has ended was cut by a kill, and its block is written again since.
         elif damaged is not None and not line.endswith(ENDED_TORN.encode()):
             damaged.append(line)
 
 
-def read_lines(lines: Iterable[bytes], damaged: list[bytes] | None = None) -> dict[Key, Checks]:
+def read_lines(
+    lines: Iterable[bytes], damaged: list[bytes] | None = None, plan: Sequence[range] = ()
+) -> dict[Key, Checks]:
     """The blocks that a log names, and their checks. The arguments are those of `read_entries`."""
     notes: dict[Key, Checks] = {}
-    for key, checks in read_entries(lines, damaged):
+    for key, checks in read_entries(lines, damaged, plan):
         if checks is None:
             notes.pop(key, None)
         else:

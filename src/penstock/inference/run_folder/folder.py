@@ -82,28 +82,38 @@ class Notes:
     true.
     """
 
-    def __init__(self, folder: Folder, run: str) -> None:
-        self.folder, self.run = folder, run
+    def __init__(self, folder: Folder, run: Mapping[str, Any]) -> None:
+        """``run`` is the run.json of the folder."""
+        self.folder, self.run = folder, str(run.get("run"))
+        self.planned: int = run.get("blocks") or 0
+        self._plan = [range(*line) for line in run.get("cells", ())]
         self._seen: dict[str, int] = {}
         """How far each log was read."""
         self._blocks = BlockSet()
         self.damaged: list[bytes] = []
-        """The lines that cannot be read. While a process writes a log, its last line may be under
-        way."""
+        """The lines that cannot be read, or that name no block of the plan. While a process writes
+        a log, its last line may be under way."""
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask how many processes are at work, and whether the run is complete. This comes before a
+        look, as a process may write its last blocks and end meanwhile."""
+        self.processes = self.folder.at_work()
+        self.complete = bool(self.folder.names(SUMMARY_FILE))
 
     def fresh(self) -> dict[Key, Checks]:
         """The blocks noted since the last look, and their checks; from the first look all. Each
         takes some hundred bytes."""
         notes: dict[Key, Checks] = {}
         for lines in self._new_lines():
-            notes |= read_lines(lines, self.damaged)
+            notes |= read_lines(lines, self.damaged, self._plan)
         return notes
 
     def blocks(self) -> BlockSet:
         """All blocks noted so far. The set grows with the next look."""
         for lines in self._new_lines():
             noted = BlockSet()  # of one log, as a block that one log lost may stand in another
-            for key, checks in read_entries(lines, self.damaged):
+            for key, checks in read_entries(lines, self.damaged, self._plan):
                 if checks is None:
                     noted.discard(key)
                 else:
@@ -116,19 +126,17 @@ class Notes:
         self.damaged = [line for line in self.damaged if line.endswith(b"\n")]
         return self.folder.new_lines(self.run, self._seen)
 
-
-def lost_lines(folder: Folder, damaged: int, named: int, planned: int) -> str:
-    """What the logs of a run lack, in a sentence; empty if they are whole or still written.
-
-    ``damaged`` is the number of lines that cannot be read, and ``named`` that of the blocks that
-    the logs name. A run that is done has named all that are ``planned``.
-    """
-    if named >= planned or folder.at_work():  # then a line may be under way
-        return ""
-    lost = f"cut or damaged in {plural(damaged, 'line')}" if damaged else ""
-    if not lost and folder.names(SUMMARY_FILE):
-        lost = f"cut: it names {named:,} of the {planned:,} blocks that were written"
-    return lost and (
-        f"{folder}/{LOG_FILE} is {lost}; blocks without a line count as not written: penstock "
-        "repair OUTPUT, or infer --resume, computes them again"
-    )
+    def lost(self, named: int) -> str:
+        """What the logs lack, in a sentence; empty if they are whole or were still written. They
+        name ``named`` blocks; those of a run that is done name all that are planned."""
+        if named >= self.planned or self.processes:  # then a line may be under way
+            return ""
+        lost = ""
+        if self.damaged:
+            lost = f"cut or damaged in {plural(len(self.damaged), 'line')}"
+        elif self.complete:
+            lost = f"cut: it names {named:,} of the {self.planned:,} blocks that were written"
+        return lost and (
+            f"{self.folder}/{LOG_FILE} is {lost}; blocks without a line count as not written: "
+            "penstock repair OUTPUT, or infer --resume, computes them again"
+        )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE, UsageError, scrubbed
 from .block_log import CHECKSUM, BlockSet, Key, line_of
-from .folder import Log, Notes, check_same, folder_at, lost_lines, read_document, read_run
+from .folder import Log, Notes, check_same, folder_at, read_document, read_run
 from .names import (
     ENDING_FILE,
     LOG_FILE,
@@ -140,10 +140,10 @@ class Journal:
         journal.before = before
         journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
+        journal._notes = notes = Notes(folder, before)
         journal.refresh()
         journal.skipped = len(journal.done)
-        damaged = journal._notes.damaged if journal._notes else []
-        if lost := lost_lines(folder, len(damaged), journal.skipped, before.get("blocks", 0)):
+        if lost := notes.lost(journal.skipped):
             warnings.warn(lost, RuntimeWarning, stacklevel=3)
         return journal
 
@@ -152,7 +152,7 @@ class Journal:
         if self.folder is None:
             return
         if self._notes is None:
-            self._notes = Notes(self.folder, self.run)
+            self._notes = Notes(self.folder, read_run(self.folder))
         self.done = self._notes.blocks()
         self.statistics = read_document(self.folder, SCALINGS_FILE) or self.statistics
 

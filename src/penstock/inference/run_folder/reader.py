@@ -25,7 +25,7 @@ from ...base import (
 )
 from ...data import Box, Grid, ScaledGrid, Written, indices, open_written, run_at
 from .block_log import Checks, Key
-from .folder import Folder, Notes, folder_at, lost_lines, read_run
+from .folder import Folder, Notes, folder_at, read_run
 from .names import default_run_dir, is_label_run, is_run
 
 _FACTS = frozenset(
@@ -138,10 +138,9 @@ def open_run(specs: Sequence[Any], run_dir: Path | str | None) -> RunFolder:
     written = named if len(named) == len(specs) else [open_written(s, "OUTPUT") for s in specs]
     outputs = _stored(written, content["fingerprint"], folder)
     lacking = [text for each in written if (text := _check_made_by(each, content, folder))]
-    logs = Notes(folder, str(content.get("run")))
-    notes, planned = logs.fresh(), content.get("blocks", 0)
-    cut = lost_lines(folder, len(logs.damaged), len(notes), planned)
-    return RunFolder(folder, content, notes, outputs, specs, lacking, cut)
+    logs = Notes(folder, content)
+    notes = logs.fresh()
+    return RunFolder(folder, content, notes, outputs, specs, lacking, logs.lost(len(notes)))
 
 
 def _read_run(folder: Folder, *, given: bool) -> dict[str, Any]:

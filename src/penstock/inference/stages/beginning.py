@@ -149,8 +149,10 @@ def _facts(job: Runnable, journal: Journal) -> dict[str, Any]:
     kinds = Counter("gpu" if kind == "cuda" else kind for kind in job.plan.facts.devices)
     devices = "-".join(f"{count}{kind}" for kind, count in kinds.items())
     model = str(next(iter(journal.fingerprint.get("model", ())), "infer"))
+    cells = job.plan.geometry.blocks.cells
     return {
         "blocks": job.plan.num_blocks,
+        "cells": [(0, job.plan.parts.num_volumes), *zip(cells.start, cells.stop, strict=True)],
         "settings": {
             name: value
             for name, value in as_settings(job.config).items()

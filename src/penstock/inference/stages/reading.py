@@ -4,6 +4,7 @@ finite."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -99,19 +100,29 @@ class BrickReader:
 
     def prepare(self, loaded: Loaded) -> None:
         """Leave out the patches without sample, find the brick's scaling, and replace values that
-        are not finite by its lower bound."""
+        are not finite."""
         if loaded.inside is not None:
             self._leave_out(loaded, loaded.inside)
         brick, array = loaded.brick, loaded.array
         if array is None:
             return
-        scalings = self.scalings.get(brick.volume) or (self._own_scaling(brick, array),)
-        loaded.scalings = scalings
+        of_volume = self.scalings.get(brick.volume)
+        loaded.scalings = of_volume or (self._own_scaling(brick, array),)
+        if array.dtype.kind != "f":
+            return
+        ends = _ends(array)
+        if not np.isfinite(ends).all():
+            loaded.invalid = self._replaced(loaded, array)
+            ends = _ends(array)
+        loaded.beyond = max(ends[1], -ends[0]) > float(np.finfo(np.float32).max)
+
+    def _replaced(self, loaded: Loaded, array: NDArray[Any]) -> NDArray[np.bool_] | None:
+        """Replace values that are not finite by the lower bound of their scaling, in place. Returns
+        where they were, as `Loaded.invalid`."""
+        brick, scalings = loaded.brick, loaded.scalings
         # If the source normalises, values are normalised by now, and their lower bound is 0.
         first = self.job.values.first
         lowers = np.array([0.0 if first else each.lower for each in scalings])[:, None, None]
-        if array.dtype.kind != "f":
-            return
         support = brick.support.within(brick.read)
         invalid: NDArray[np.bool_] | None = None
         for z in range(array.shape[1]):  # plane by plane: a mask of the whole brick is large
@@ -126,9 +137,7 @@ class BrickReader:
                 invalid = np.zeros((len(spoilt), *brick.support.shape), np.bool_)
             if support[0].start <= z < support[0].stop:
                 invalid[:, z - support[0].start] = spoilt[:, *support[1:]]
-        loaded.invalid = invalid
-        most = np.finfo(np.float32).max
-        loaded.beyond = array.dtype.itemsize > 4 and bool(max(array.max(), -array.min()) > most)
+        return invalid
 
     def _leave_out(self, loaded: Loaded, inside: NDArray[np.bool_]) -> None:
         """Keep the patches that contribute to a voxel of sample. Where another one contributes, the
@@ -163,6 +172,14 @@ class BrickReader:
         if self.job.sample is not None:
             part = part[:, self.job.sample.inside(self.job.volumes[brick.volume], seen)]
         return self.job.values.each[0].of_array(part)
+
+
+def _ends(array: NDArray[Any]) -> tuple[float, float]:
+    """The least and the largest of floats; NaN if one is. Those of half floats, which take long to
+    compare, are not looked for, and NaN."""
+    if array.dtype.itemsize == 2:
+        return math.nan, math.nan
+    return float(array.min()), float(array.max())
 
 
 def _compact(whole: NDArray[Any], box: Sequence[slice]) -> NDArray[Any]:

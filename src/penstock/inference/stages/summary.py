@@ -232,7 +232,7 @@ def merged(
         blocks_planned=planned,
         stages=stages,
         # As if one process had done all, so that cores in use are those of each.
-        bound_by=bottleneck(stages, worked, cpu_seconds, usable_cores()),
+        bound_by=bottleneck(stages, worked, cpu_seconds, usable_cores(), len(shares)),
         cpu_seconds=cpu_seconds,
         peak_rss=max(peaks, default=None),
         planned_peak=max((share.planned_peak for share in shares), default=0),

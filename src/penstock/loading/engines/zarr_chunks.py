@@ -161,7 +161,7 @@ def _fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
 def read_chunk_file(path: str, pool: Pool, limit: int) -> NDArray[np.uint8]:
     """The bytes of a file, in an array of the pool. `OSError` for an empty file, for one of more
     than ``limit`` bytes, and for one that becomes shorter meanwhile."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe is waited for
     try:
         size = os.fstat(descriptor).st_size
         if not 0 < size <= limit:

@@ -116,7 +116,8 @@ def headlines(run: InferenceRun) -> list[str]:
 
 def bound(run: InferenceRun) -> str:
     """What limited the run, from the times of its stages."""
-    return bottleneck(run.stages, run.worked, run.summary.get("cpu_seconds") or 0.0, run.cores or 1)
+    cpu_seconds = run.summary.get("cpu_seconds") or 0.0
+    return bottleneck(run.stages, run.worked, cpu_seconds, run.cores or 1, run.processes)
 
 
 def gain(run: InferenceRun) -> str:

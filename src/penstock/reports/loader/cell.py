@@ -22,8 +22,6 @@ SEED_NAMES = {
 }
 """Two loaders with the seed's names."""
 
-
-LOADER_NEEDS = ("loader", "threads", "batch_size")
 LOADER_COLUMNS = Columns(
     tuple(
         "timestamp loader threads batch_size seconds_per_batch low_seconds high_seconds "
@@ -33,7 +31,7 @@ LOADER_COLUMNS = Columns(
         "launches failed status error cores affinity cgroup_cpus seed machine_key commit "
         "key".split()
     ),
-    LOADER_NEEDS,
+    ("loader", "threads", "batch_size"),
     tuple("data dataset shuffle window cache seed batches machine_key".split()),
 )
 

@@ -285,7 +285,8 @@
       groups.set(name, [...(groups.get(name) || []), [at(each), each.metrics[metric]]]);
     }
     const series = [...groups].map(([label, pairs], place) => ({ label, kind: "points", colour: place, marker: place, x: pairs.map(([x]) => x), y: pairs.map(([, y]) => y) }));
-    const x = numeric ? { name: words(knob), log: Boolean(state.log) } : { name: words(knob), ticks: texts };
+    const whole = points.every(([, , each]) => Number.isInteger(at(each)));
+    const x = numeric ? { name: words(knob), log: Boolean(state.log), whole } : { name: words(knob), ticks: texts };
     Charts.draw($("metric-figure"), { panels: [{ title: `${words(metric)} against ${words(knob)}`, x, y: { name: words(metric), unit: data.units[metric] || "", log: Boolean(state.log) }, series }] });
     const unit = data.units[metric] || "";
     const rows = [...groups].map(([name, pairs]) => {

@@ -17,7 +17,6 @@ from ..table import Columns
 from . import simulation as model
 from .simulation import QueueModel, Timeline
 
-QUEUE_NEEDS = ("workers", "queue")
 QUEUE_COLUMNS = Columns(
     tuple(
         "timestamp workers queue batch_size compute compute_time iterations seconds_per_iteration "
@@ -26,7 +25,7 @@ QUEUE_COLUMNS = Columns(
         "simulated_depth data shuffle seed launches failed status error cores affinity "
         "cgroup_cpus machine_key commit key".split()
     ),
-    QUEUE_NEEDS,
+    ("workers", "queue"),
     tuple("data shuffle seed batch_size compute compute_time iterations machine_key".split()),
 )
 

@@ -24,8 +24,8 @@ ReadOthers = Callable[[Path], Sequence[ShownRun]]
 """Reads the runs of a file of another program. The command line hands it over."""
 _READERS: dict[str, ReadOthers] = {
     "ledger": runs_of_ledger,
-    "training": shown_training,
-    "inference": shown_inference,
+    "training": lambda path: [shown_training(path)],
+    "inference": lambda path: [shown_inference(path)],
 }
 """The reader of each kind of place that is ours."""
 _Held = tuple[object, Sequence[ShownRun], Sequence[str]]

@@ -45,7 +45,7 @@ _NOT_SHOWN = (".low_s", ".high_s", ".n")
 """Ends of the names of intervals, which launches show better, and of counts."""
 
 
-def shown_training(folder: Path) -> list[ShownRun]:
+def shown_training(folder: Path) -> ShownRun:
     """A training as one row.
 
     Raises `UsageError` if it is not the folder of a training.
@@ -54,24 +54,22 @@ def shown_training(folder: Path) -> list[ShownRun]:
     settings = _settings(run)
     repeated = {name: text for name, text in settings.items() if name != "seed"}
     seconds = run.results.get("training_s")
-    return [
-        ShownRun(
-            key=key_of(folder.resolve()),
-            case=key_of(f"{folder.resolve().parent} {sorted(repeated.items())}"),
-            name=label(run.args.get("name") or run.results.get("name") or folder.resolve().name),
-            kind="training",
-            status=_status(run),
-            source=label(folder),
-            title=label(folder.resolve().name),
-            workload=label(run.workload),
-            machine=label(run.results.get("machine_key")),
-            model=settings.get("model") or settings.get("backbone") or "",
-            began=run.began,
-            seconds=seconds if isinstance(seconds, int | float) and seconds else None,
-            tags=tags_of(run.args.get("tags") or run.results.get("tags")),
-            read=partial(_training_details, folder),
-        )
-    ]
+    return ShownRun(
+        key=key_of(folder.resolve()),
+        case=key_of(f"{folder.resolve().parent} {sorted(repeated.items())}"),
+        name=label(run.args.get("name") or run.results.get("name") or folder.resolve().name),
+        kind="training",
+        status=_status(run),
+        source=label(folder),
+        title=label(folder.resolve().name),
+        workload=label(run.workload),
+        machine=label(run.results.get("machine_key")),
+        model=settings.get("model") or settings.get("backbone") or "",
+        began=run.began,
+        seconds=seconds if isinstance(seconds, int | float) and seconds else None,
+        tags=tags_of(run.args.get("tags") or run.results.get("tags")),
+        read=partial(_training_details, folder),
+    )
 
 
 def _status(run: TrainingFolder) -> str:
@@ -148,30 +146,28 @@ def _step_curves(run: TrainingFolder) -> dict[str, RunCurve]:
     }
 
 
-def shown_inference(folder: Path) -> list[ShownRun]:
+def shown_inference(folder: Path) -> ShownRun:
     """A run of inference as one row.
 
     Raises `UsageError` if it is not the folder of a run of inference.
     """
     run = InferenceRun.read(folder)
     model = run.fingerprint.get("model") or [""]
-    return [
-        ShownRun(
-            key=key_of(folder.resolve()),
-            case=key_of(folder.resolve()),
-            name=label(run.content.get("name") or run.name),
-            kind="inference",
-            status=status_word(run.status.state),
-            source=label(folder),
-            workload=label(run.content.get("verb", "infer")),
-            machine=label(run.machine_key),
-            model=label(run.settings.get("model_type") or model[0]),
-            began=run.began,
-            seconds=run.seconds,
-            tags=tags_of(run.content.get("tags")),
-            read=partial(_inference_details, folder),
-        )
-    ]
+    return ShownRun(
+        key=key_of(folder.resolve()),
+        case=key_of(folder.resolve()),
+        name=label(run.content.get("name") or run.name),
+        kind="inference",
+        status=status_word(run.status.state),
+        source=label(folder),
+        workload=label(run.content.get("verb", "infer")),
+        machine=label(run.machine_key),
+        model=label(run.settings.get("model_type") or model[0]),
+        began=run.began,
+        seconds=run.seconds,
+        tags=tags_of(run.content.get("tags")),
+        read=partial(_inference_details, folder),
+    )
 
 
 def _inference_details(folder: Path) -> RunDetails:

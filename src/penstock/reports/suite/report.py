@@ -25,10 +25,10 @@ from typing import Any
 from ...base import (
     format_bytes,
     format_seconds,
+    json_text,
     plural,
     significant,
-    write_json,
-    writing_output,
+    write_output,
 )
 from ...bench import SUITE_REPORT
 from ...instruments import FAILED, Record
@@ -225,10 +225,8 @@ def write_suite_report(
     report = Report("Benchmark report", verdict_of_all, about, [chapter])
     page = markdown_page(report, [[figure.name for figure in figures]])
     files = out / f"{SUITE_REPORT}.json", out / f"{SUITE_REPORT}.md"
-    with writing_output(files[0], replace=replace) as draft:
-        write_json(draft, document)
-    with writing_output(files[1], replace=replace) as draft:
-        draft.write_text(page, encoding="utf-8")
+    for file, text in zip(files, (json_text(document), page), strict=True):
+        write_output("--output-dir", file, text, replace=replace)
     return list(files)
 
 

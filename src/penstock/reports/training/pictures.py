@@ -125,8 +125,10 @@ def detection_pictures(folder: Path) -> list[Picture]:
     samples = read_detections(folder / PICTURES)
     if not samples:
         return []
-    caption = "True boxes and those that the best model predicts, on the chips of the validation "
-    caption += "with the most objects."
+    caption = (
+        "True boxes and those that the best model predicts, on the chips of the validation with "
+        "the most objects."
+    )
     return [Picture("detections", caption, partial(draw_detections, samples))]
 
 

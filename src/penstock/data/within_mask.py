@@ -1,5 +1,5 @@
-"""What values within a mask need: the voxels of a box that are set, and those that they enclose,
-with a bit for each in memory; and limits by channel and slice, which interpolation keeps within."""
+"""Values within a mask: which voxels are set and which they enclose, with a bit for each in memory,
+and the least and the largest value by channel and slice, which interpolation keeps within."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The runs of a page as plain values, rows of the list and details as far as a page has room; and
-the server of a page that is renewed as records come."""
+"""The page of runs: its plain values, which are rows of the list and details as far as a page has
+room, and its server, which renews it as records come."""
 
 from __future__ import annotations
 
