@@ -128,7 +128,7 @@ def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
     # A coarser level of a pyramid spans the same space in fewer voxels.
     sides = zip(labels.lower(), series.shape, series.levels[level].shape, strict=True)
     times = {axis: whole / side for axis, whole, side in sides}
-    codec = series.keyframe.compression.name
+    codec = getattr(series.keyframe.compression, "name", "NONE")  # ImageJ leaves it out
     return {
         "sizes": {
             axis: (size * times.get(axis, 1.0), unit, 0.0 - first * size)
@@ -238,8 +238,9 @@ def lost(file: Any, series: Any) -> Iterator[str]:
     units = (roles.get("unittype", "") for roles in _bands(file).values())
     if said := ", ".join(dict.fromkeys(filter(None, units))):
         yield UNITS_STAY.format(said)
-    if series.keyframe.photometric.name in ("MINISWHITE", "PALETTE"):
-        yield f"the input is {series.keyframe.photometric.name}, and its numbers are read as stored"
+    shown = getattr(series.keyframe.photometric, "name", "")
+    if shown in ("MINISWHITE", "PALETTE"):
+        yield f"the input is {shown}, and its numbers are read as stored"
     if series.kind in PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
         yield "the input's resolution by inch or centimetre is not taken for the size of voxels"
     if file.ome_metadata and pixels_of(file, 0) is None:
