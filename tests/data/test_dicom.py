@@ -123,6 +123,27 @@ def test_what_is_no_slice_is_refused() -> None:
     refused("colour.dcm", "is RGB")
 
 
+def test_a_dose_is_scaled_and_a_table_of_values_is_named() -> None:
+    table = pydicom.Dataset()
+    table.LUTDescriptor, table.ModalityLUTType, table.LUTData = [2, 0, 16], "US", b"abcd"
+    write_slice(
+        "dose.dcm", 1, RescaleSlope=None, RescaleIntercept=None, DoseGridScaling="0.5",
+        ModalityLUTSequence=[table],
+    )  # fmt: skip
+    source, made = read("dose.dcm")
+    assert (made[0, 0, 0] == SLICES[1] * 0.5).all()
+    assert "the input's ModalityLUTSequence is not applied" in " ".join(source.notes)
+
+
+def test_the_library_that_a_compressed_slice_needs_is_named() -> None:
+    write_slice("chest.dcm", 0)
+    header = pydicom.dcmread("chest.dcm")
+    header.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
+    header.PixelData = pydicom.encaps.encapsulate([b"\0" * 8])
+    header.save_as("chest.dcm")
+    refused("chest.dcm", "dependencies: gdcm - requires gdcm>=3.0.10; pylibjpeg - requires")
+
+
 def test_several_series_are_listed() -> None:
     write_series()
     for number in range(2):

@@ -236,6 +236,12 @@ def test_the_code_of_a_library_that_reads_files_is_not_the_user_s() -> None:
     assert "test_formats.py" in where_in_users_code(error.value)
 
 
+def test_nifti_that_holds_no_volume_is_refused() -> None:
+    axes = nibabel.cifti2.ScalarAxis(["a"]), nibabel.cifti2.ScalarAxis(["b", "c"])
+    nibabel.Cifti2Image(np.zeros((1, 2), "f4"), axes).to_filename("a.dscalar.nii")
+    refused("a.dscalar.nii", "is a Cifti2Image without places in space")
+
+
 def test_nifti_that_is_damaged() -> None:
     nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.eye(4)), "a.nii")
     nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.eye(4)), "b.nii.gz")

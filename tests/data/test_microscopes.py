@@ -15,7 +15,7 @@ from penstock.data import Box, open_source
 from penstock.data.stores import sliced
 
 from ..later import imported_later
-from .microscope_files import write_lif, write_nd2
+from .microscope_files import write_lif, write_lsm, write_nd2, write_stk
 from .test_formats import read, refused
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("here")
 czi = imported_later("pylibCZIrw.czi")
 nd2 = imported_later("nd2")
 liffile = imported_later("liffile")
+tifffile = imported_later("tifffile")
 
 RANDOM = np.random.default_rng(7)
 CZYX = RANDOM.integers(0, 60000, (2, 3, 70, 90), "uint16")
@@ -235,6 +236,37 @@ def test_sizes_of_lif_that_run_backwards_or_along_axes_of_other_names() -> None:
     np.testing.assert_allclose(source.scale[3:], 0.2)
     assert source.units[3:] == ("micrometer", "micrometer") and not any(source.translation)
     assert "the input runs backwards along y, and only its size goes further" in source.notes
+
+
+def test_sizes_and_colours_of_lsm() -> None:
+    right = RANDOM.integers(0, 60000, (2, 3, 3, 32, 40), "uint16")
+    write_lsm("a.lsm", right, {"Ch1": (255, 0, 0), "Ch2": (0, 128, 255), "T": (255, 255, 255)})
+    source, made = read("a.lsm")
+    assert (made == right.swapaxes(1, 2)).all() and source.axes == "tczyx"
+    np.testing.assert_allclose(source.scale, (2.5, 1, 1, 0.2, 0.1))
+    assert source.units == ("second", None, *("micrometer",) * 3) and not source.notes
+    shown = [(each["label"], each["color"]) for each in source.omero]
+    assert shown == [("Ch1", "FF0000"), ("Ch2", "0080FF"), ("T", "FFFFFF")]
+
+
+def test_a_stack_of_metamorph() -> None:
+    write_stk("a.stk", FRAMES[:4, 0])
+    source, made = read("a.stk")
+    assert (made[0, 0] == FRAMES[:4, 0]).all() and source.axes == "zyx"
+    assert source.scale == (1, 1, 1.5, 0.5, 0.645)
+    assert source.units[2:] == ("micrometer",) * 3
+
+
+def test_a_slide_beside_its_thumbnail() -> None:
+    slide = RANDOM.integers(0, 255, (64, 80, 3), "uint8")
+    said = "Aperio Image Library v12.2.2\r\n64x80 JPEG/RGB Q=30|AppMag = 20|MPP = 0.4990|Left = 2"
+    with tifffile.TiffWriter("a.svs") as file:
+        file.write(slide, tile=(32, 32), description=said, metadata=None)
+        file.write(slide[::4, ::4], metadata=None)
+    source, made = read("a.svs")
+    assert (made[0, :, 0] == slide.transpose(2, 0, 1)).all() and source.bands
+    assert source.scale == (1, 1, 1, 0.499, 0.499) and source.units[-1] == "micrometer"
+    assert open_source("a.svs", series=1).domain.shape == (1, 3, 1, 16, 20)
 
 
 def test_threads_that_share_a_frame_wait_for_one_decoding() -> None:

@@ -23,7 +23,7 @@ _NEEDED = (
 )
 _OTHERS = (
     *("SeriesInstanceUID", "SeriesDescription", "NumberOfFrames", "PixelPaddingValue"),
-    *("RescaleSlope", "RescaleIntercept"),
+    *("RescaleSlope", "RescaleIntercept", "DoseGridScaling", "ModalityLUTSequence"),
 )
 _RESCALED = (("scale_factor", "RescaleSlope", 1), ("add_offset", "RescaleIntercept", 0))
 _TOLERANCE = 0.01
@@ -59,6 +59,8 @@ def _header(file: Path, where: str) -> Any:
         raise UsageError(
             f"{where}: holds {says.NumberOfFrames} frames; files of one slice each are read"
         )
+    if "DoseGridScaling" in says:  # the slope of a dose
+        says.RescaleSlope = says.DoseGridScaling
     syntax = says.file_meta.TransferSyntaxUID
     # Before the pixels are their tag, their kind unless it is implied, and their length.
     needed = says.Rows * says.Columns * says.BitsAllocated // 8
@@ -124,10 +126,12 @@ def _opened(slices: Sequence[Any], asked: Asked, cache_bytes: int) -> OpenedArra
         return stored
 
     dtype = read((0,)).dtype
-    says = {} if asked.raw else {
-        name: same_in_all([float(each.get(tag, plain)) for each in slices], tag, where, "slices")
-        for name, tag, plain in _RESCALED
-    }  # fmt: skip
+
+    def all_of(tag: str, plain: float) -> float:
+        values = [plain if each.get(tag) is None else float(each.get(tag)) for each in slices]
+        return float(same_in_all(values, tag, where, "slices"))
+
+    says = {} if asked.raw else {name: all_of(tag, plain) for name, tag, plain in _RESCALED}
     steps = [_place(b) - _place(a) for a, b in pairwise(slices)]
     straight = np.allclose(first.ImageOrientationPatient, (1, 0, 0, 0, 1, 0))
     x, y, z = map(float, first.ImagePositionPatient) if straight else (0.0, 0.0, 0.0)
@@ -158,5 +162,7 @@ def _notes(slices: Sequence[Any], straight: bool) -> Iterator[str]:
         yield "the input's slices are shifted against each other, as by a tilted gantry"
     if first.PhotometricInterpretation == "MONOCHROME1":
         yield "the input is MONOCHROME1, white at 0, and its numbers are read as stored"
+    if "ModalityLUTSequence" in first:
+        yield "the input's ModalityLUTSequence is not applied: its numbers are read as stored"
     if (padding := first.get("PixelPaddingValue")) is not None:
         yield f"the input's PixelPaddingValue {padding} counts as a value"
