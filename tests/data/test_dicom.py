@@ -88,7 +88,23 @@ def test_a_gap_is_named() -> None:
     Path("chest/IM1").unlink()
     refused("chest", "IM3 and IM4 lie 5 mm apart, where others lie 2.5 mm apart")
     write_slice("chest/IM1", 1)
-    refused("chest", "IM1 and IM3 lie at one place")
+    refused("chest", "IM1 and IM3 lie at one place, of which others have 1 slice")
+
+
+def test_several_slices_at_each_place_are_times() -> None:
+    Path("film").mkdir()
+    for number in range(4):
+        place = [-7, 8, 2.5 * (1 - number % 2)]
+        write_slice(f"film/{9 - number}", number, ImagePositionPatient=place, InstanceNumber=number)
+    source, made = read("film", raw=True)
+    assert source.axes == "tzyx" and source.scale[2:] == (2.5, 0.5, 0.25)
+    assert (made[:, 0] == SLICES[[1, 0, 3, 2]].reshape(2, 2, 37, 41)).all()
+    assert "2 slices at each place, which are taken for times" in source.notes[0]
+
+
+def test_a_mosaic_of_slices_is_refused() -> None:
+    write_slice("all.dcm", 0, ImageType=["ORIGINAL", "PRIMARY", "M", "ND", "MOSAIC"])
+    refused("all.dcm", "is a mosaic of slices, of Siemens, which is not read")
 
 
 @pytest.mark.parametrize(

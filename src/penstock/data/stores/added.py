@@ -32,7 +32,7 @@ SLICES = Format("DICOM file", "dicom", "series")
 RASTER = Format("raster", "raster", "level")
 _NIFTI = Format("NIfTI file", "nifti")
 FORMATS = {
-    **dict.fromkeys((".tif", ".tiff", ".btf", ".lsm", ".stk", ".svs", ".ndpi"), TIFF),
+    **dict.fromkeys((".tif", ".tiff", ".btf", ".lsm", ".stk", ".svs"), TIFF),
     ".dcm": SLICES, ".nii": _NIFTI, ".gz": _NIFTI,
     ".npy": Format(".npy array", "in_memory"),
     ".czi": Format("CZI file", "czi", "level series"),
