@@ -201,6 +201,19 @@ class TestDamagedTiff:
         with pytest.raises(OSError, match=r"a\.ome\.tif: page 1, segment 2: "):
             open_source(path).read(DOMAIN)
 
+    def test_a_codec_without_a_decoder_is_refused(self, tmp_path) -> None:
+        import tifffile
+
+        path = pages(tmp_path, compression="zlib")
+        with tifffile.TiffFile(path) as file:
+            places = [page.tags[259].valueoffset for page in file.pages]
+        with path.open("r+b") as raw:
+            for place in places:
+                raw.seek(place)
+                raw.write((34676).to_bytes(2, "little"))
+        with pytest.raises(UsageError, match=r"a\.tif: not a readable TIFF file: .*SGILOG"):
+            open_source(path)
+
     def test_ome_metadata_of_another_size(self, tmp_path) -> None:
         path = build_tiff_strips(tmp_path)
         path.write_bytes(path.read_bytes().replace(b'SizeZ="10"', b'SizeZ="90"'))

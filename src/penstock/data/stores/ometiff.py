@@ -180,6 +180,7 @@ def _opened(
     frame = frame_of(file, number, asked.level, labels)
     if chosen.dataoffset is None or packing is not None:
         _check_ends(chosen, asked.where)
+        chosen.keyframe.decode(None, 0)  # an error if there is no decoder
         pages = TiffPages(file, chosen, asked.where, cache_bytes)
         return OpenedArray(
             array=pages,
