@@ -62,6 +62,67 @@ def write_lif(
             file.write(name.encode("utf-16-le") + data)
 
 
+def write_lsm(path: str, array: NDArray[Any], channels: Mapping[str, Sequence[int]]) -> None:
+    """Planes of shape (t, z, c, y, x), each with a thumbnail, and the colours of channels by name.
+    Not two: then old microscopes kept their bits in another place."""
+    import tifffile
+
+    said = np.zeros(1, tifffile.TIFF.CZ_LSMINFO)
+    sizes = zip(("Time", "Z", "Channels", "Y", "X"), array.shape, strict=True)
+    for key, value in {
+        "MagicNumber": 67127628, "StructureSize": said.nbytes, "ScanType": 6,
+        "VoxelSizeX": 1e-7, "VoxelSizeY": 2e-7, "VoxelSizeZ": 1e-6, "TimeIntervall": 2.5,
+        **{f"Dimension{axis}": side for axis, side in sizes},
+    }.items():  # fmt: skip
+        said[key] = value
+    with tifffile.TiffWriter(path, byteorder="<") as file:
+        for number, planes in enumerate(array.reshape(-1, *array.shape[2:])):
+            tags = [] if number else [(34412, 1, said.nbytes, said.tobytes(), True)]
+            how = {"photometric": "minisblack", "planarconfig": "separate", "metadata": None}
+            file.write(planes, extratags=tags, **how)
+            file.write(planes[0, ::4, ::4], subfiletype=1, metadata=None)
+    colours = b"".join(bytes([*each, 0]) for each in channels.values())
+    names = b"".join(struct.pack("<I", len(n) + 1) + n.encode() + b"\0" for n in channels)
+    length, count, after = 24 + len(colours) + len(names), len(channels), 24 + len(colours)
+    block = struct.pack("<6I", length, count, count, 24, after, 0)
+    whole, without = Path(path).read_bytes(), said.tobytes()
+    said["OffsetChannelColors"] = len(whole)
+    Path(path).write_bytes(whole.replace(without, said.tobytes()) + block + colours + names)
+
+
+def write_stk(path: str, array: NDArray[Any]) -> None:
+    """Planes of shape (z, y, x) one after another, of which the only page names the first."""
+    import tifffile
+
+    planes, rows, columns = array.shape
+    # A number of ours, and its place in the file where it is a text or a fraction.
+    says = [(4, 0), (5, 8), (6, 16)]
+    values = struct.pack("<4I I3s", 645, 1000, 1, 2, 3, b"um\0")
+    of_planes = struct.pack("<6I", 3, 2, 0, 0, 0, 0) * planes
+    tags = [
+        (33628, 5, len(says), bytes(8 * len(says)), True),
+        (33629, 5, 3 * planes, of_planes, True),
+    ]
+    flat = array.reshape(planes * rows, columns)
+    tifffile.imwrite(path, flat, byteorder="<", extratags=tags, metadata=None)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0].tags
+        entries = {code: page[code].offset for code in (257, 278, 279, 33628, 33629)}
+        place = page[33628].valueoffset
+    end = Path(path).stat().st_size
+    with Path(path).open("r+b") as raw:
+        for code, at, value in (
+            (257, 8, rows), (278, 8, rows), (279, 8, rows * columns * array.itemsize),
+            (33628, 2, 4 + (len(says) << 16)), (33629, 2, 5 + (planes << 16)),
+        ):  # fmt: skip
+            raw.seek(entries[code] + at)
+            raw.write(struct.pack("<I", value))
+        raw.seek(place)
+        raw.write(b"".join(struct.pack("<2I", number, end + at) for number, at in says))
+        raw.seek(end)
+        raw.write(values)
+
+
 def write_nd2(
     path: str, array: NDArray[Any], loops: Sequence[tuple[str, int]] = (), *,
     names: Sequence[str] = ("",), samples: int = 1, packed: bool = False,

@@ -88,7 +88,23 @@ def test_a_gap_is_named() -> None:
     Path("chest/IM1").unlink()
     refused("chest", "IM3 and IM4 lie 5 mm apart, where others lie 2.5 mm apart")
     write_slice("chest/IM1", 1)
-    refused("chest", "IM1 and IM3 lie at one place")
+    refused("chest", "IM1 and IM3 lie at one place, of which others have 1 slice")
+
+
+def test_several_slices_at_each_place_are_times() -> None:
+    Path("film").mkdir()
+    for number in range(4):
+        place = [-7, 8, 2.5 * (1 - number % 2)]
+        write_slice(f"film/{9 - number}", number, ImagePositionPatient=place, InstanceNumber=number)
+    source, made = read("film", raw=True)
+    assert source.axes == "tzyx" and source.scale[2:] == (2.5, 0.5, 0.25)
+    assert (made[:, 0] == SLICES[[1, 0, 3, 2]].reshape(2, 2, 37, 41)).all()
+    assert "2 slices at each place, which are taken for times" in source.notes[0]
+
+
+def test_a_mosaic_of_slices_is_refused() -> None:
+    write_slice("all.dcm", 0, ImageType=["ORIGINAL", "PRIMARY", "M", "ND", "MOSAIC"])
+    refused("all.dcm", "is a mosaic of slices, of Siemens, which is not read")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +137,27 @@ def test_what_is_no_slice_is_refused() -> None:
     refused("none.dcm", "no such file")
     write_slice("colour.dcm", 0, PhotometricInterpretation="RGB")
     refused("colour.dcm", "is RGB")
+
+
+def test_a_dose_is_scaled_and_a_table_of_values_is_named() -> None:
+    table = pydicom.Dataset()
+    table.LUTDescriptor, table.ModalityLUTType, table.LUTData = [2, 0, 16], "US", b"abcd"
+    write_slice(
+        "dose.dcm", 1, RescaleSlope=None, RescaleIntercept=None, DoseGridScaling="0.5",
+        ModalityLUTSequence=[table],
+    )  # fmt: skip
+    source, made = read("dose.dcm")
+    assert (made[0, 0, 0] == SLICES[1] * 0.5).all()
+    assert "the input's ModalityLUTSequence is not applied" in " ".join(source.notes)
+
+
+def test_the_library_that_a_compressed_slice_needs_is_named() -> None:
+    write_slice("chest.dcm", 0)
+    header = pydicom.dcmread("chest.dcm")
+    header.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
+    header.PixelData = pydicom.encaps.encapsulate([b"\0" * 8])
+    header.save_as("chest.dcm")
+    refused("chest.dcm", "dependencies: gdcm - requires gdcm>=3.0.10; pylibjpeg - requires")
 
 
 def test_several_series_are_listed() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -142,7 +143,8 @@ def test_imaris_pads_its_chunks_and_says_the_size() -> None:
         for key, value in ends.items():
             image.attrs[key] = letters(value)
         for c, name in enumerate(("DAPI", "GFP")):
-            file.create_group(f"DataSetInfo/Channel {c}").attrs["Name"] = letters(name)
+            about = file.create_group(f"DataSetInfo/Channel {c}").attrs
+            about["Name"], about["Color"] = letters(name), letters(f"1.000 0.502 {c}.000")
         for t, c in np.ndindex(2, 2):
             group = file.create_group(f"DataSet/ResolutionLevel 0/TimePoint {t}/Channel {c}")
             padded = np.zeros((8, 64, 64), "uint8")
@@ -153,7 +155,17 @@ def test_imaris_pads_its_chunks_and_says_the_size() -> None:
     source, made = read("a.ims")
     assert (made == right).all() and source.domain.shape == right.shape
     assert source.scale == (1, 1, 2, 1, 0.5) and source.translation == (0, 0, 1, 0.5, 10.25)
-    assert [channel["label"] for channel in source.omero] == ["DAPI", "GFP"]
+    shown = [(channel["label"], channel["color"]) for channel in source.omero]
+    assert shown == [("DAPI", "FF8000"), ("GFP", "FF80FF")]
+    shutil.copy("a.ims", "b.ims")
+    with h5py.File("b.ims", "r+") as file:  # as in the smallest file that Imaris opens
+        del file["DataSetInfo/Channel 0"], file["DataSetInfo/Channel 1"]
+        for t, c in np.ndindex(2, 2):
+            group = file[f"DataSet/ResolutionLevel 0/TimePoint {t}/Channel {c}"]
+            del group["Data"]
+            group["Data"] = right[t, c]
+    source, made = read("b.ims")
+    assert (made == right).all() and source.scale == (1, 1, 2, 1, 0.5) and not source.omero
     refused("a.ims", "level 1 does not exist; 1 level", level=1)
 
 
@@ -222,6 +234,12 @@ def test_the_code_of_a_library_that_reads_files_is_not_the_user_s() -> None:
     with pytest.raises(FileNotFoundError) as error:
         nibabel.load("none.nii")
     assert "test_formats.py" in where_in_users_code(error.value)
+
+
+def test_nifti_that_holds_no_volume_is_refused() -> None:
+    axes = nibabel.cifti2.ScalarAxis(["a"]), nibabel.cifti2.ScalarAxis(["b", "c"])
+    nibabel.Cifti2Image(np.zeros((1, 2), "f4"), axes).to_filename("a.dscalar.nii")
+    refused("a.dscalar.nii", "is a Cifti2Image without places in space")
 
 
 def test_nifti_that_is_damaged() -> None:

@@ -15,7 +15,7 @@ from penstock.data import Box, open_source
 from penstock.data.stores import sliced
 
 from ..later import imported_later
-from .microscope_files import write_lif, write_nd2
+from .microscope_files import write_lif, write_lsm, write_nd2, write_stk
 from .test_formats import read, refused
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("here")
 czi = imported_later("pylibCZIrw.czi")
 nd2 = imported_later("nd2")
 liffile = imported_later("liffile")
+tifffile = imported_later("tifffile")
 
 RANDOM = np.random.default_rng(7)
 CZYX = RANDOM.integers(0, 60000, (2, 3, 70, 90), "uint16")
@@ -106,6 +107,40 @@ def test_czi_of_colours_and_what_no_tile_covers() -> None:
     assert source.domain.shape == (1, 3, 1, 50, 110) and source.bands and source.scale is None
     assert (made[0, :, 0, :40, :50] == colours.transpose(2, 0, 1)[::-1]).all()  # blue is first
     assert not made[..., 50:60].any()
+    assert source.notes == ("the input's tiles cover at most 72.7 % of it; gaps read as 0",)
+
+
+TIMES = [
+    ("<Interval><Increment>33.4</Increment></Interval>", (33.4, "second")),
+    ("<List><Offsets>0 60.075 120.151</Offsets></List>", (60.0755, "second")),
+    ("<List><Offsets>0 60 300</Offsets></List>", (1.0, None)),
+]
+
+
+@pytest.mark.parametrize(("positions", "interval"), TIMES, ids=["interval", "list", "uneven"])
+def test_times_and_colours_of_czi(positions: str, interval: tuple[float, str | None]) -> None:
+    """pylibCZIrw writes no times: what a microscope says takes the place of a title."""
+    looks = "".join(
+        f'<Channel Id="{number}" Name="{name}"><Color>#FF{colour}</Color></Channel>'
+        for number, name, colour in (("Channel:0", "blue", "00A1FF"), ("c15b", "GFP", "00ff5b"))
+    )
+    inside = (
+        f"</Title></Document><Image><Dimensions><T><Positions>{positions}</Positions></T>"
+        f"</Dimensions></Image></Information><DisplaySetting><Channels>{looks}</Channels>"
+        "</DisplaySetting><Information><Document><Title>"
+    )
+    with czi.create_czi("a.czi") as file:
+        for t, c in np.ndindex(3, 2):
+            file.write(CZYX[c, t], plane={"T": t, "C": c})
+        title = "x" * len(inside)
+        file.write_metadata(title, {0: "DAPI"}, scale_x=1e-6, scale_y=1e-6)
+    whole = Path("a.czi").read_bytes()
+    Path("a.czi").write_bytes(whole.replace(title.encode(), inside.encode()))
+    source, made = read("a.czi")
+    assert (made[:, :, 0] == CZYX.swapaxes(0, 1)).all() and not source.notes
+    assert (source.scale[0], source.units[0]) == pytest.approx(interval)
+    shown = [(each["label"], each["color"]) for each in source.omero]
+    assert shown == [("DAPI", "00A1FF"), ("GFP", "00FF5B")]
 
 
 def test_a_block_of_czi_decodes_the_tiles_that_it_touches() -> None:
@@ -142,7 +177,8 @@ def test_nd2_is_read_as_nd2_reads_it(packed: bool) -> None:
         assert (made == right[:, series].transpose(0, 2, 1, 3, 4)).all()
     assert source.scale == (0.5, 1, 1.5, 0.25, 0.25) and source.axes == "tczyx"
     assert source.units == ("second", None, *("micrometer",) * 3)
-    assert [each["label"] for each in source.omero] == ["DAPI", "GFP"]
+    shown = [(each["label"], each["color"]) for each in source.omero]
+    assert shown == [("DAPI", "FF0000"), ("GFP", "FF0000")]
     assert source.cache_bytes == packed * 2**20
     assert source.notes == ("the input's positions of the stage go no further",)
 
@@ -190,6 +226,47 @@ def test_lif_is_read_as_liffile_reads_it(capsys) -> None:
     assert (made[:, 0] == liffile.imread("a.lif", image=2)).all() and source.units[0] == "second"
     assert main(["info", "a.lif"]) == 0
     assert "penstock info a.lif --series 2  film 3 x 2 x 9 x 8" in capsys.readouterr().out
+
+
+def test_sizes_of_lif_that_run_backwards_or_along_axes_of_other_names() -> None:
+    write_lif("a.lif", {"xz": ("tczx", CZYX)}, size=-2e-7)
+    refused("a.lif", "axes ['t', 'c', 'z', 'x'] lack y or x; --axes")
+    source, made = read("a.lif", axes="tcyx")
+    assert (made[:, :, 0] == CZYX).all()
+    np.testing.assert_allclose(source.scale[3:], 0.2)
+    assert source.units[3:] == ("micrometer", "micrometer") and not any(source.translation)
+    assert "the input runs backwards along y, and only its size goes further" in source.notes
+
+
+def test_sizes_and_colours_of_lsm() -> None:
+    right = RANDOM.integers(0, 60000, (2, 3, 3, 32, 40), "uint16")
+    write_lsm("a.lsm", right, {"Ch1": (255, 0, 0), "Ch2": (0, 128, 255), "T": (255, 255, 255)})
+    source, made = read("a.lsm")
+    assert (made == right.swapaxes(1, 2)).all() and source.axes == "tczyx"
+    np.testing.assert_allclose(source.scale, (2.5, 1, 1, 0.2, 0.1))
+    assert source.units == ("second", None, *("micrometer",) * 3) and not source.notes
+    shown = [(each["label"], each["color"]) for each in source.omero]
+    assert shown == [("Ch1", "FF0000"), ("Ch2", "0080FF"), ("T", "FFFFFF")]
+
+
+def test_a_stack_of_metamorph() -> None:
+    write_stk("a.stk", FRAMES[:4, 0])
+    source, made = read("a.stk")
+    assert (made[0, 0] == FRAMES[:4, 0]).all() and source.axes == "zyx"
+    assert source.scale == (1, 1, 1.5, 0.5, 0.645)
+    assert source.units[2:] == ("micrometer",) * 3
+
+
+def test_a_slide_beside_its_thumbnail() -> None:
+    slide = RANDOM.integers(0, 255, (64, 80, 3), "uint8")
+    said = "Aperio Image Library v12.2.2\r\n64x80 JPEG/RGB Q=30|AppMag = 20|MPP = 0.4990|Left = 2"
+    with tifffile.TiffWriter("a.svs") as file:
+        file.write(slide, tile=(32, 32), description=said, metadata=None)
+        file.write(slide[::4, ::4], metadata=None)
+    source, made = read("a.svs")
+    assert (made[0, :, 0] == slide.transpose(2, 0, 1)).all() and source.bands
+    assert source.scale == (1, 1, 1, 0.499, 0.499) and source.units[-1] == "micrometer"
+    assert open_source("a.svs", series=1).domain.shape == (1, 3, 1, 16, 20)
 
 
 def test_threads_that_share_a_frame_wait_for_one_decoding() -> None:

@@ -95,6 +95,21 @@ class TestTiffMetadata:
         assert source.scale is None
         np.testing.assert_array_equal(source.read(source.domain)[0, 0, 0], plane)
 
+    @pytest.mark.parametrize(
+        ("tag", "unknown"), [(259, 260), (262, 261)], ids=["compression", "photometric"]
+    )
+    def test_a_tag_that_imagej_leaves_out(self, tag: int, unknown: int, tmp_path) -> None:
+        import tifffile
+
+        path = pages(tmp_path, imagej=True)
+        with tifffile.TiffFile(path) as file:
+            place = file.pages[0].tags[tag].offset
+        with path.open("r+b") as raw:
+            raw.seek(place)
+            raw.write(unknown.to_bytes(2, "big"))
+        source = open_source(path)
+        np.testing.assert_array_equal(source.read(source.domain).squeeze(), DATA[0, 0])
+
     def test_ome_tiff_of_several_files(self, tmp_path) -> None:
         names = [f"{z}.ome.tif" for z in range(3)]
         ome_tiff_set(tmp_path, names)
@@ -185,6 +200,19 @@ class TestDamagedTiff:
             raw.write(b"\xff" * 20)
         with pytest.raises(OSError, match=r"a\.ome\.tif: page 1, segment 2: "):
             open_source(path).read(DOMAIN)
+
+    def test_a_codec_without_a_decoder_is_refused(self, tmp_path) -> None:
+        import tifffile
+
+        path = pages(tmp_path, compression="zlib")
+        with tifffile.TiffFile(path) as file:
+            places = [page.tags[259].valueoffset for page in file.pages]
+        with path.open("r+b") as raw:
+            for place in places:
+                raw.seek(place)
+                raw.write((34676).to_bytes(2, "little"))
+        with pytest.raises(UsageError, match=r"a\.tif: not a readable TIFF file: .*SGILOG"):
+            open_source(path)
 
     def test_ome_metadata_of_another_size(self, tmp_path) -> None:
         path = build_tiff_strips(tmp_path)

@@ -119,10 +119,13 @@ class NotComparable(PenstockError):
 
 
 def describe(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
+    """The first line of an error's message, or its type where it has none. What follows a colon at
+    its end counts too."""
     message = error.with_flags if isinstance(error, PenstockError) else str(error)
-    lines = message.strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = [line.strip() for line in message.strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    return " ".join((lines[0], "; ".join(lines[1:] if lines[0].endswith(":") else ()))).strip()
 
 
 @contextmanager

@@ -32,7 +32,8 @@ SLICES = Format("DICOM file", "dicom", "series")
 RASTER = Format("raster", "raster", "level")
 _NIFTI = Format("NIfTI file", "nifti")
 FORMATS = {
-    ".tif": TIFF, ".tiff": TIFF, ".dcm": SLICES, ".nii": _NIFTI, ".gz": _NIFTI,
+    **dict.fromkeys((".tif", ".tiff", ".btf", ".lsm", ".stk", ".svs"), TIFF),
+    ".dcm": SLICES, ".nii": _NIFTI, ".gz": _NIFTI,
     ".npy": Format(".npy array", "in_memory"),
     ".czi": Format("CZI file", "czi", "level series"),
     ".nd2": Format("ND2 file", "nd2", "series"),

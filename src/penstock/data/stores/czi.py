@@ -3,6 +3,7 @@ A level of its pyramid is a scene of its own tiles."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -21,7 +22,10 @@ _DTYPES = {
     "Bgr24": "uint8", "Bgr48": "uint16", "Bgr96Float": "float32",
 }  # fmt: skip
 _AXES = "tzcyx"
+_DIMENSIONS = "./Metadata/Information/Image/Dimensions"
 _MICROMETERS = 1e6  # in a meter, the unit of a CZI file
+_EVEN = 0.01
+"""The part of the interval between times by which one may differ."""
 
 
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
@@ -35,7 +39,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     words = {number: in_words((each.h, each.w)) for number, each in all_scenes.items()}
     number = chosen_of(words, asked.series, "scenes", asked.where)
     scene, rectangle = number if rectangles else None, all_scenes[number]
-    tiles = _tiles(reader, rectangle, asked.level)
+    tiles, covered = _tiles(reader, scene, rectangle, asked.level)
     if not tiles:
         raise UsageError(f"{asked.where}: holds no tile")
     if asked.level >= len(tiles):
@@ -47,14 +51,16 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     first = (rectangle.x, rectangle.y, 1, 1)
     reader.read(first, {"T": 0, "Z": 0, "C": 0}, scene)  # an axis that begins elsewhere is an error
     says = ElementTree.fromstring(reader.raw_metadata)
-    shown = says.findall("./Metadata/Information/Image/Dimensions/Channels/Channel")
+    whole = math.prod(array.shape[:3]) // array.samples * rectangle.w * rectangle.h
+    gaps = f"the input's tiles cover at most {100 * covered / whole:.3g} % of it; gaps read as 0"
     return OpenedArray(
         array=array,
         labels=_AXES,
         chunks=(1, 1, array.samples, *map(min, tiles[by], array.shape[3:])),
         sizes=_sizes(says, {"x": rectangle.x, "y": rectangle.y}, by),
-        omero=[shown_channel(each.get("Name")) for each in shown],
+        omero=_channels(says),
         bands=array.samples > 1,
+        notes=[gaps] if covered < whole else [],
         cache_bytes=cache_bytes,
         again=partial(open_array, asked),
     )
@@ -99,28 +105,62 @@ class _TiledScene(Readable):
             out[number] = pictures[c][..., self.samples - 1 - sample]
 
 
-def _tiles(reader: Any, rectangle: Any, level: int) -> dict[int, tuple[int, int]]:
-    """The rows and columns of a tile of each level, by the voxels of the first level that one of
-    this level is long. Without a ``level`` below the first one, of that alone: it is quick."""
+def _tiles(
+    reader: Any, scene: int | None, rectangle: Any, level: int
+) -> tuple[dict[int, tuple[int, int]], int]:
+    """The rows and columns of a tile of each level of a scene, by the voxels of the first level
+    that one of this level is long, and the voxels that its tiles of the first level hold. Without a
+    ``level`` below the first one, of that alone."""
     tiles: dict[int, tuple[int, int]] = {}
+    covered = 0
 
     def add(number: int, tile: Any) -> bool:
+        nonlocal covered
         covers, holds = tile.logicalRect, tile.physicalSize
         by = round((covers.w + covers.h) / (holds.w + holds.h))
         tiles.setdefault(by, (holds.h, holds.w))
-        return level > 0
+        covered += covers.w * covers.h * (by == 1)
+        return True
 
-    reader.enumerate_subblocks_subset(add, roi=rectangle, only_layer0=level == 0)
-    return tiles
+    plane = None if scene is None else {"S": scene}
+    reader.enumerate_subblocks_subset(add, plane, rectangle, only_layer0=level == 0)
+    return tiles, covered
+
+
+def _channels(says: ElementTree.Element) -> list[dict[str, Any]]:
+    """The names of channels, and the colours in which the microscope shows them."""
+    channels = says.findall(f"{_DIMENSIONS}/Channels/Channel")
+    displayed = says.findall("./Metadata/DisplaySetting/Channels/Channel")
+    looks = {each.get("Id"): each for each in displayed}
+    # Some have another number there.
+    in_place = displayed if len(displayed) == len(channels) else channels
+    return [
+        shown_channel(each.get("Name") or look.get("Name"), (look.findtext("Color") or "")[-6:])
+        for each, at in zip(channels, in_place, strict=True)
+        for look in [looks.get(each.get("Id"), at)]
+    ]
+
+
+def _interval(says: ElementTree.Element) -> float | None:
+    """The seconds from one time to the next; None where they are not known or not even."""
+    positions = says.find(f"{_DIMENSIONS}/T/Positions")
+    if positions is None:
+        return None
+    steps = np.diff(np.array((positions.findtext("List/Offsets") or "").split(), float))
+    if steps.size and np.allclose(steps, steps.mean(), rtol=_EVEN):
+        return physical_size(steps.mean())
+    return physical_size(positions.findtext("Interval/Increment"))
 
 
 def _sizes(says: ElementTree.Element, corner: Mapping[str, int], by: int) -> Sizes:
     """The sizes of voxels. A voxel's centre is that of the ``by`` by ``by`` that it is made of."""
-    sizes = {}
+    sizes: dict[str, tuple[float, str, float]] = {}
     for distance in says.findall("./Metadata/Scaling/Items/Distance"):
         axis = distance.get("Id", "").lower()
         if axis in _AXES and (meters := physical_size(distance.findtext("Value"))) is not None:
             size, longer = meters * _MICROMETERS, by if axis in corner else 1
             place = corner.get(axis, 0) + (longer - 1) / 2
             sizes[axis] = size * longer, "micrometer", size * place
+    if (seconds := _interval(says)) is not None:
+        sizes["t"] = seconds, "second", 0.0
     return sizes

@@ -23,11 +23,14 @@ _NEEDED = (
 )
 _OTHERS = (
     *("SeriesInstanceUID", "SeriesDescription", "NumberOfFrames", "PixelPaddingValue"),
-    *("RescaleSlope", "RescaleIntercept"),
+    *("RescaleSlope", "RescaleIntercept", "DoseGridScaling", "ModalityLUTSequence"),
+    *("InstanceNumber", "ImageType"),
 )
 _RESCALED = (("scale_factor", "RescaleSlope", 1), ("add_offset", "RescaleIntercept", 0))
 _TOLERANCE = 0.01
 """The part of a voxel by which slices may lie beside their places."""
+_ONE_PLACE = 1e-3
+"""The millimeters below which slices lie at one place."""
 
 
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
@@ -59,6 +62,10 @@ def _header(file: Path, where: str) -> Any:
         raise UsageError(
             f"{where}: holds {says.NumberOfFrames} frames; files of one slice each are read"
         )
+    if "MOSAIC" in (says.get("ImageType") or ()):
+        raise UsageError(f"{where}: is a mosaic of slices, of Siemens, which is not read")
+    if "DoseGridScaling" in says:  # the slope of a dose
+        says.RescaleSlope = says.DoseGridScaling
     syntax = says.file_meta.TransferSyntaxUID
     # Before the pixels are their tag, their kind unless it is implied, and their length.
     needed = says.Rows * says.Columns * says.BitsAllocated // 8
@@ -74,8 +81,8 @@ def _kind(each: Any) -> tuple[Any, ...]:
     return (each.Rows, each.Columns, *bits, str(each.PhotometricInterpretation))
 
 
-def _in_order(slices: Sequence[Any], where: str) -> list[Any]:
-    """The slices along their normal; refused are those unlike the first, and gaps."""
+def _in_order(slices: Sequence[Any], where: str) -> list[list[Any]]:
+    """The slices of each time along their normal; refused are those unlike the first, and gaps."""
     first = slices[0]
     if (kind := _kind(first)[-1]) not in ("MONOCHROME1", "MONOCHROME2"):
         raise UsageError(f"{where}: is {kind}; pictures of one sample a pixel are read")
@@ -87,18 +94,38 @@ def _in_order(slices: Sequence[Any], where: str) -> list[Any]:
         }
         if differs := [member for member, same in alike.items() if not same]:
             raise UsageError(f"{where}: {_name(each)} has another {differs[0]} than {_name(first)}")
-    ordered = sorted(slices, key=_place)
-    steps = [_place(b) - _place(a) for a, b in pairwise(ordered)]
+    places: list[list[Any]] = []
+    for each in sorted(slices, key=_place):
+        if places and _place(each) - _place(places[-1][0]) < _ONE_PLACE:
+            places[-1].append(each)
+        else:
+            places.append([each])
+    fewest, most = (choose(places, key=len) for choose in (min, max))
+    if len(fewest) < len(most):
+        raise UsageError(
+            f"{where}: {_name(most[-2])} and {_name(most[-1])} lie at one place, of which others "
+            f"have {plural(len(fewest), 'slice')}"
+        )
+    _check_even([each[0] for each in places], where)
+    times = zip(*(sorted(each, key=_number) for each in places), strict=True)
+    return [list(each) for each in times]
+
+
+def _check_even(slices: Sequence[Any], where: str) -> None:
+    """Refuse slices of which one is missing, or that are not evenly spaced."""
+    steps = [_place(b) - _place(a) for a, b in pairwise(slices)]
     step = float(np.median(steps)) if steps else 1.0
-    for (a, b), apart in zip(pairwise(ordered), steps, strict=True):
-        if apart < _TOLERANCE * step or not step:
-            raise UsageError(f"{where}: {_name(a)} and {_name(b)} lie at one place")
+    for (a, b), apart in zip(pairwise(slices), steps, strict=True):
         if abs(apart - step) > _TOLERANCE * step:
             raise UsageError(
                 f"{where}: {_name(a)} and {_name(b)} lie {apart:g} mm apart, where others "
                 f"lie {step:g} mm apart: slices are missing between them, or are not evenly spaced"
             )
-    return ordered
+
+
+def _number(each: Any) -> int:
+    """The number of a slice in its series."""
+    return int(each.get("InstanceNumber") or 0)
 
 
 def _place(each: Any) -> float:
@@ -116,18 +143,24 @@ def _name(each: Any) -> str:
     return Path(each.filename).name
 
 
-def _opened(slices: Sequence[Any], asked: Asked, cache_bytes: int) -> OpenedArray:
-    pydicom, first, where = require("pydicom", "dicom"), slices[0], asked.where
+def _opened(times: Sequence[Sequence[Any]], asked: Asked, cache_bytes: int) -> OpenedArray:
+    """The slices of each time, by their headers."""
+    pydicom, slices, where = require("pydicom", "dicom"), times[0], asked.where
+    first, every = slices[0], [each for slices in times for each in slices]
+    lead = [len(times), len(slices)] if len(times) > 1 else [len(slices)]
 
     def read(place: tuple[int, ...]) -> NDArray[Any]:
-        stored: NDArray[Any] = pydicom.dcmread(slices[place[0]].filename).pixel_array
+        number = int(np.ravel_multi_index(place, lead))
+        stored: NDArray[Any] = pydicom.dcmread(every[number].filename).pixel_array
         return stored
 
-    dtype = read((0,)).dtype
-    says = {} if asked.raw else {
-        name: same_in_all([float(each.get(tag, plain)) for each in slices], tag, where, "slices")
-        for name, tag, plain in _RESCALED
-    }  # fmt: skip
+    dtype = read((0,) * len(lead)).dtype
+
+    def all_of(tag: str, plain: float) -> float:
+        values = [plain if each.get(tag) is None else float(each.get(tag)) for each in every]
+        return float(same_in_all(values, tag, where, "slices"))
+
+    says = {} if asked.raw else {name: all_of(tag, plain) for name, tag, plain in _RESCALED}
     steps = [_place(b) - _place(a) for a, b in pairwise(slices)]
     straight = np.allclose(first.ImageOrientationPatient, (1, 0, 0, 0, 1, 0))
     x, y, z = map(float, first.ImagePositionPatient) if straight else (0.0, 0.0, 0.0)
@@ -137,19 +170,24 @@ def _opened(slices: Sequence[Any], asked: Asked, cache_bytes: int) -> OpenedArra
         sizes["z"] = float(np.mean(steps)), "millimeter", z
     frame = (first.Rows, first.Columns)
     return OpenedArray(
-        array=FrameStack([len(slices)], frame, dtype, read, cache_bytes),
-        labels="zyx",
-        chunks=(1, *frame),
+        array=FrameStack(lead, frame, dtype, read, cache_bytes),
+        labels="tzyx"[-2 - len(lead) :],
+        chunks=(*(1,) * len(lead), *frame),
         sizes=sizes,
         packing=packing_of(says, dtype, where),
-        notes=list(_notes(slices, straight)),
+        notes=list(_notes(times, straight)),
         cache_bytes=cache_bytes,
-        again=partial(_opened, slices, asked),
+        again=partial(_opened, times, asked),
     )
 
 
-def _notes(slices: Sequence[Any], straight: bool) -> Iterator[str]:
-    first = slices[0]
+def _notes(times: Sequence[Sequence[Any]], straight: bool) -> Iterator[str]:
+    slices, first = times[0], times[0][0]
+    if len(times) > 1:
+        yield (
+            f"the input has {len(times)} slices at each place, which are taken for times, in the "
+            "order of their InstanceNumber"
+        )
     if not straight:
         yield "the input's slices are turned or flipped in space; only their sizes go further"
     moved = np.subtract(slices[-1].ImagePositionPatient, first.ImagePositionPatient)
@@ -158,5 +196,7 @@ def _notes(slices: Sequence[Any], straight: bool) -> Iterator[str]:
         yield "the input's slices are shifted against each other, as by a tilted gantry"
     if first.PhotometricInterpretation == "MONOCHROME1":
         yield "the input is MONOCHROME1, white at 0, and its numbers are read as stored"
+    if "ModalityLUTSequence" in first:
+        yield "the input's ModalityLUTSequence is not applied: its numbers are read as stored"
     if (padding := first.get("PixelPaddingValue")) is not None:
         yield f"the input's PixelPaddingValue {padding} counts as a value"

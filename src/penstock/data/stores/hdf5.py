@@ -201,13 +201,11 @@ def _imaris(handle: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     low, high = ([float(image[f"Ext{end}{i}"]) for i in (2, 1, 0)] for end in ("Min", "Max"))
     scale = [(b - a) / n for a, b, n in zip(low, high, sides, strict=True)]
     unit = unit_name(image.get("Unit", "um")) or "micrometer"
-    names = [
-        _text(handle[f"DataSetInfo/Channel {c}"].attrs.get("Name", "")) for c in range(len(rows[0]))
-    ]
+    about = [handle.get(f"DataSetInfo/Channel {c}", first).attrs for c in range(len(rows[0]))]
     return OpenedArray(
         array=_Channels([[each["Data"] for each in row] for row in rows], sides),
         labels="tczyx",
-        chunks=(1, 1, *(min(a, b) for a, b in zip(first["Data"].chunks, sides, strict=True))),
+        chunks=(1, 1, *map(min, first["Data"].chunks or _bands(sides), sides)),
         cache_bytes=cache_bytes,
         again=partial(open_array, asked),
         # Imaris says where a voxel begins, Penstock where its centre is.
@@ -215,8 +213,18 @@ def _imaris(handle: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
             axis: (size, unit, begin + size / 2)
             for axis, size, begin in zip("zyx", scale, low, strict=True)
         },
-        omero=[shown_channel(label) for label in names],
+        omero=[
+            shown_channel(_text(says.get("Name", "")), _colour(_text(says.get("Color", ""))))
+            for says in about
+        ],
     )
+
+
+def _colour(text: str) -> str:
+    """The colour of three numbers from 0 to 1; another text where they are none."""
+    with suppress(ValueError):
+        return bytes(round(255 * float(part)) for part in text.split()).hex()
+    return text
 
 
 def _text(value: Any) -> str:

@@ -16,6 +16,11 @@ from .sliced import Asked, FrameStack, OpenedArray, Sizes
 
 _DIMENSIONS = {"1": "x", "2": "y", "3": "z", "4": "t"}
 """The axis of each dimension that has a size, by its number in the file."""
+_COLOURS = {
+    "red": "FF0000", "green": "00FF00", "blue": "0000FF", "cyan": "00FFFF", "magenta": "FF00FF",
+    "yellow": "FFFF00", "gray": "FFFFFF",
+}  # fmt: skip
+"""The colours of the look-up tables that have the name of one."""
 _IMAGE = "./Data/Image/ImageDescription"
 _MICROMETERS = 1e6  # in a meter, the unit of a LIF file
 
@@ -67,7 +72,10 @@ def _opened(image: Any, where: str) -> OpenedArray:
         labels=labels,
         chunks=(*(1,) * (len(labels) - 2), *array.shape[-2:]),
         sizes=_sizes(image),
-        omero=[shown_channel(each.get("LUTName")) for each in shown],
+        omero=[
+            shown_channel(name, _COLOURS.get(name.lower()))
+            for name in (each.get("LUTName", "") for each in shown)
+        ],
         bands="S" in image.dims,
     )
 

@@ -70,7 +70,10 @@ def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         chunks=(*(1,) * len(lead), *frame),
         sizes=_sizes(reader, loops),
         codec="deflate" if packed else "",
-        omero=[shown_channel(each.channel.name) for each in reader.metadata.channels or ()],
+        omero=[
+            shown_channel(each.name, bytes(each.color[:3]).hex())
+            for each in (listed.channel for listed in reader.metadata.channels or ())
+        ],
         bands=samples > 1,
         cache_bytes=cache_bytes if packed else 0,
         again=partial(open_array, asked) if packed else None,

@@ -25,8 +25,10 @@ _UNITS = {"sec": "second", "msec": "millisecond", "usec": "microsecond", "unknow
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     """Open a NIfTI file. Unless they are to be raw, numbers are as ``scl_slope`` and ``scl_inter``
     say."""
-    image = require("nibabel", "nifti").load(asked.file)
-    header, affine, where = image.header, image.affine, asked.where
+    image, where = require("nibabel", "nifti").load(asked.file), asked.where
+    if not hasattr(image, "affine"):
+        raise UsageError(f"{where}: is a {type(image).__name__} without places in space")
+    header, affine = image.header, image.affine
     if not np.isfinite(header.get_zooms()).all() or not np.isfinite(affine).all():
         raise UsageError(f"{where}: its header has a size or an affine that is not finite")
     stored = _stored(asked.file, image.dataobj, where)

@@ -44,7 +44,7 @@ tifffile = require("tifffile", "infer")
 
 # Warnings of tifffile about files whose voxels can all be read.
 _HARMLESS = re.compile(
-    r"ParseError|GDAL_NODATA|_metadata>|Datetime|coercing|read_uic1tag|not stitched"
+    r"ParseError|GDAL_NODATA|_metadata>|Datetime|coercing|correcting LSM|read_uic1tag|not stitched"
 )
 _LARGE_SEGMENT = 2**28
 """The size above which a plan says what a segment costs."""
@@ -180,6 +180,7 @@ def _opened(
     frame = frame_of(file, number, asked.level, labels)
     if chosen.dataoffset is None or packing is not None:
         _check_ends(chosen, asked.where)
+        chosen.keyframe.decode(None, 0)  # an error if there is no decoder
         pages = TiffPages(file, chosen, asked.where, cache_bytes)
         return OpenedArray(
             array=pages,
@@ -251,7 +252,8 @@ def _check_size(file: Any, number: int, num_pages: int, where: str) -> None:
             f"{where}: is truncated or corrupt: {source} gives the shape {tuple(shape)}, the file "
             f"has {series.shape}"
         )
-    if not series.axes.endswith(series.keyframe.axes):
+    whole, page = (each.axes.replace("S", "C") for each in (series, series.keyframe))
+    if not whole.endswith(page):
         raise UsageError(
             f"{where}: pages of axes {series.keyframe.axes} in a series of axes {series.axes}"
         )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...base import as_usage_error, scrub
 from ..box import Box
 from .cf_packing import Packing
-from .frames import Described, Framed, canonical, source_axes, to_five, to_tczyx
+from .frames import Described, Framed, axis_letter, canonical, source_axes, to_five, to_tczyx
 from .protocols import AXES, BoxReader, check_dtype, source_fingerprint
 
 
@@ -173,6 +173,24 @@ class OpenedArray(Described):
     """Opens it with a cache of so many bytes; None where it keeps as many as it does."""
 
 
+def _sized(opened: OpenedArray, axes: str) -> tuple[list[Any], list[str]]:
+    """What `OpenedArray.sizes` says of each of t c z y x, and sentences on axes that run backwards.
+
+    ``axes`` are the letters of the stored axes. An axis of space that the user calls another one
+    keeps its size.
+    """
+    called = dict(zip(axes, map(axis_letter, opened.labels or axes), strict=False))
+    sized, notes = [], []
+    for axis in AXES:
+        stored = called.get(axis, axis)
+        said = stored if {stored, axis} <= set("zyx") else axis
+        size, unit, place = opened.sizes.get(said, (1.0, None, 0.0))
+        if size < 0:
+            notes.append(f"the input runs backwards along {axis}, and only its size goes further")
+        sized.append((abs(size), unit, place if size > 0 else 0.0))
+    return sized, notes
+
+
 class SlicedSource(BoxReader, Framed):
     """Reads an array that a library slices."""
 
@@ -191,13 +209,13 @@ class SlicedSource(BoxReader, Framed):
         """
         array, packing, rank = opened.array, opened.packing, len(opened.array.shape)
         axes, taken = source_axes(asked.axes, opened.labels, rank, asked.where)
-        sized = [opened.sizes.get(axis, (1.0, None, 0.0)) for axis in AXES]
+        sized, turned = _sized(opened, axes)
         scale, units, translation = zip(*sized, strict=True)
         self.domain = Box((0,) * 5, to_tczyx(array.shape, axes, 1))
         whole = len(opened.omero) == self.domain.shape[1] and any(opened.omero)
         said = {key: getattr(opened, key) for key in Described.__dataclass_fields__}
         said["omero"] = tuple(opened.omero) if whole else ()
-        said["notes"] = (*taken, *opened.notes, *([packing.note] if packing else ()))
+        said["notes"] = (*taken, *turned, *opened.notes, *([packing.note] if packing else ()))
         placed = scale if opened.sizes else None
         super().__init__(scale=placed, units=units, translation=translation, **said)
         self._is_absent = getattr(array, "is_absent", None)

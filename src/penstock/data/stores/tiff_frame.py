@@ -1,12 +1,13 @@
 """What the metadata of a TIFF file say: series, axes, sizes, channels, and what numbers stand for.
 
-OME's XML, ImageJ's description and the tags of GeoTIFF are read. Axis letters are those of
-tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a stack of unknown meaning) as
-z where there is no other.
+OME's XML, ImageJ's description and the tags of GeoTIFF, LSM, STK and SVS are read. Axis letters are
+those of tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a stack of unknown
+meaning) as z where there is no other.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree
@@ -21,9 +22,12 @@ from .raster import ALPHA_IS_READ, POINTS_STAY, UNITS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
+_BESIDE = ("Thumbnail", "Label", "Macro", "Map")
+"""The pictures beside the one of a slide, by tifffile's names."""
 _CODEC = {"NONE": "", "ADOBE_DEFLATE": "deflate", "PACKBITS": "packbits"}
 PLAIN = ("shaped", "generic", "uniform")
-_READ_KINDS = ("ome", "imagej", *PLAIN)
+_INSTRUMENTS = ("lsm", "stk", "svs")
+_READ_KINDS = ("ome", "imagej", *_INSTRUMENTS, *PLAIN)
 """Kinds of tifffile's series whose metadata is read here, or that have none."""
 _RESOLUTION_UNIT = 296
 _NODATA = 42113
@@ -52,7 +56,7 @@ def chosen_series(file: Any, said: int | None, where: str) -> int:
     }
     pictures = {
         number: words[number] for number, each in enumerate(file.series)
-        if not int(each.keyframe.subfiletype) & _REDUCED_OR_MASK
+        if not int(each.keyframe.subfiletype) & _REDUCED_OR_MASK and each.name not in _BESIDE
     }  # fmt: skip
     return chosen_of((said is None and pictures) or words, said, "series", where)
 
@@ -121,6 +125,8 @@ def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
         sizes, channels = _ome_sizes(pixels), _ome_channels(pixels)
     elif imagej:
         sizes, channels = _imagej_sizes(series.keyframe, imagej), _imagej_channels(series, imagej)
+    elif series.kind in _INSTRUMENTS:
+        sizes, channels = _instrument_sizes(file, series.keyframe), _lsm_channels(file)
     else:
         bands, samples = _bands(file), range(series.keyframe.samplesperpixel)
         sizes = _ground_sizes(series.keyframe)
@@ -128,7 +134,7 @@ def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
     # A coarser level of a pyramid spans the same space in fewer voxels.
     sides = zip(labels.lower(), series.shape, series.levels[level].shape, strict=True)
     times = {axis: whole / side for axis, whole, side in sides}
-    codec = series.keyframe.compression.name
+    codec = getattr(series.keyframe.compression, "name", "NONE")  # ImageJ leaves it out
     return {
         "sizes": {
             axis: (size * times.get(axis, 1.0), unit, 0.0 - first * size)
@@ -214,6 +220,30 @@ def _imagej_channels(series: Any, imagej: Mapping[str, Any]) -> list[dict[str, A
     ]
 
 
+def _instrument_sizes(file: Any, page: Any) -> Sizes:
+    """The sizes that LSM of Zeiss, STK of MetaMorph and SVS of Aperio say."""
+    said: list[tuple[str, Any, str | None]]
+    if lsm := file.lsm_metadata:
+        said = [(axis, lsm[f"VoxelSize{axis.upper()}"] * 1e6, "micrometer") for axis in "zyx"]
+        said.append(("t", lsm["TimeIntervall"], "second"))
+    elif stk := file.stk_metadata:
+        unit = unit_name(stk.get("CalibrationUnits", ""))
+        each = {axis: stk.get(f"{axis.upper()}Calibration") for axis in "yx"}
+        each["z"] = np.median(stk.get("ZDistance", 0.0))
+        said = [(axis, unit and value, unit) for axis, value in each.items()]
+    else:
+        mpp = re.search(r"\bMPP = ([\d.]+)", page.description)
+        said = [(axis, mpp and mpp[1], "micrometer") for axis in "yx"]
+    read = ((axis, physical_size(value), unit) for axis, value, unit in said)
+    return {axis: (size, unit, 0.0) for axis, size, unit in read if size is not None}
+
+
+def _lsm_channels(file: Any) -> list[dict[str, Any]]:
+    colours = (file.lsm_metadata or {}).get("ChannelColors", {})
+    each = zip(colours.get("ColorNames", ()), colours.get("Colors", ()), strict=False)
+    return [shown_channel(name, bytes(colour[:3]).hex()) for name, colour in each]
+
+
 def _bands(file: Any) -> dict[int, dict[str, str]]:
     """The items of GDAL's metadata that have a role, by band and role."""
     bands: dict[int, dict[str, str]] = {}
@@ -238,8 +268,9 @@ def lost(file: Any, series: Any) -> Iterator[str]:
     units = (roles.get("unittype", "") for roles in _bands(file).values())
     if said := ", ".join(dict.fromkeys(filter(None, units))):
         yield UNITS_STAY.format(said)
-    if series.keyframe.photometric.name in ("MINISWHITE", "PALETTE"):
-        yield f"the input is {series.keyframe.photometric.name}, and its numbers are read as stored"
+    shown = getattr(series.keyframe.photometric, "name", "")
+    if shown in ("MINISWHITE", "PALETTE"):
+        yield f"the input is {shown}, and its numbers are read as stored"
     if series.kind in PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
         yield "the input's resolution by inch or centimetre is not taken for the size of voxels"
     if file.ome_metadata and pixels_of(file, 0) is None:
