@@ -1,6 +1,8 @@
 """Components by blocks: the values of scipy and cc3d on the whole, whatever the blocks."""
 
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,20 @@ def test_processes_write_what_one_writes(tmp_path) -> None:
     others = list[int]()
     labelling.run(lambda voxels: others.append(len(multiprocessing.active_children())))
     assert max(others) == 2  # this process is one of three
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--workers 2", "--cluster local:1"])
+def test_a_script_may_start_processes_without_a_guard(tmp_path, words: str) -> None:
+    """They do not run it again, as Python does if it asks not for the name ``__main__``."""
+    np.save(tmp_path / "in.npy", np.eye(20, dtype=bool))
+    asked = f"label in.npy out.zarr --chunks 4 4 --block 4 4 --levels none {words}".split()
+    script = f"from penstock.cli import main\nraise SystemExit(main({asked}))\n"
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.count("objects ") == 1, done.stderr
 
 
 @pytest.mark.parametrize(
