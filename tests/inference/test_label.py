@@ -25,6 +25,7 @@ from ..parameters import slowly
 
 cc3d = imported_later("cc3d")
 parquet = imported_later("pyarrow.parquet")
+zarr = imported_later("zarr")
 
 ORDER = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}
 """The order of scipy's structure of each connectivity."""
@@ -245,7 +246,7 @@ def test_a_script_may_start_processes_without_a_guard(tmp_path, words: str) -> N
     ("array", "knobs", "sentence"),
     [
         (np.ones((3, 3, 3), "f4"), {}, "holds float32; --threshold X"),
-        (np.full((3, 3, 3), np.nan, "f4"), {"threshold": 0}, "0 0 0 is NaN"),
+        (np.full((3, 3, 3), np.nan, "f4"), {"threshold": 0}, "0 0 0 is NaN, .* --nan-background"),
         (np.ones((3, 3), "u1"), {"connectivity": 26}, "does not fit the axes y x; give 4 or 8"),
         (np.ones((3, 3, 3), "u1"), {"connectivity": 8}, "give 6 or 18 or 26"),
         (
@@ -261,6 +262,7 @@ def test_a_script_may_start_processes_without_a_guard(tmp_path, words: str) -> N
         ),
         (np.ones((3, 3, 3), "u1"), {"max_memory": 2**20}, "take 130 MiB, and --max-memory allows"),
         (np.ones((3, 3), "u1"), {"table": Path("a.xls")}, "ends in .parquet or .csv"),
+        (np.ones((3, 3), "u1"), {"object_size": 5}, "--object-size has no effect with components"),
     ],
 )
 def test_what_cannot_be_labelled_is_refused(tmp_path, array, knobs, sentence) -> None:
@@ -283,6 +285,14 @@ def test_an_image_of_another_grid_is_refused(tmp_path, shape, knobs, sentence) -
     with pytest.raises(UsageError, match=sentence):
         label(tmp_path, np.ones((3, 3, 3), np.uint8), **asked)
     assert {each.name for each in tmp_path.iterdir()} == {"image.npy", "in.npy"}
+
+
+def test_what_a_file_says_of_its_numbers_is_told(tmp_path, capsys) -> None:
+    array = zarr.create_array(tmp_path / "in.zarr", data=np.eye(9, dtype="i2"))
+    array.attrs["scale_factor"] = 0.5
+    words = ["label", str(tmp_path / "in.zarr"), str(tmp_path / "out.zarr"), "--threshold", "0.4"]
+    assert main(words) == 0
+    assert "note      the input's attributes say value = 0.5 * stored" in capsys.readouterr().out
 
 
 def test_an_output_that_exists_stays(tmp_path) -> None:

@@ -9,7 +9,7 @@ the run folder until the end, so that a run that was killed goes on with it.
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ...base import (
     plural,
     usable_cores,
 )
-from ...data import Box, Grid, Sink, Source, in_words, overlap
+from ...data import Box, Grid, Sink, Source, file_notes, in_words, overlap
 from ...instruments import available_memory
 from ..planning.cuts import block_shape
 from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
@@ -120,11 +120,11 @@ class LabelJob:
         views = self.domain.size if self.views is not None else 0
         return 4 * (faces * (1 + self.config.fill_holes) + views)
 
-    def plan_lines(self) -> dict[str, str]:
-        """What is known before a voxel is read, by a word for each."""
+    def plan_lines(self) -> list[tuple[str, str]]:
+        """What is known before the work begins, with a word before each."""
         grid, rounds = self.work.grid, self.config.rounds
         processes, takes = plural(self.workers, "process"), self.workers * self.each_takes
-        return {
+        lines = {
             "blocks": f"{len(grid):,} of {in_words(grid.step[2:])} (z y x), in {len(rounds)} "
             f"rounds: {', '.join(rounds)}",
             "memory": f"{format_bytes(takes)} at most for {processes}, then {self.joined_bytes} "
@@ -132,6 +132,8 @@ class LabelJob:
             "scratch": f"{format_bytes(self.scratch_bytes)} at most in {self.folder}, and 100 "
             "bytes for each object of a block",
         }
+        notes = getattr(self.source, "notes", ()), file_notes(self.source, [self.sink], look=True)
+        return [*lines.items(), *(("note", note) for note in chain(*notes))]
 
     def refuse(self) -> None:
         """Raise `Refused` if the processes would take more memory than they may."""
@@ -205,7 +207,7 @@ def _rule_of(config: LabelConfig, source: Source) -> ComponentRule:
         raise UsageError(
             "--fill-holes: a hole may lie between several labels; give --no-equal for a mask"
         )
-    return ComponentRule(matter, connectivity, config.threshold or 0.0)
+    return ComponentRule(matter, connectivity, config.threshold or 0.0, config.nan_background)
 
 
 def _taken(rule: ComponentRule) -> str:

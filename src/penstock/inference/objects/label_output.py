@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import LabelConfig, UsageError, plural, usable_cores
+from ...base import InferConfig, LabelConfig, UsageError, plural, usable_cores
 from ...data import Box, Grid, Sink, Source, open_sink, open_source
 
 
@@ -82,7 +82,7 @@ class RoundWork:
         return [n for n in numbers if not all(file.is_file() for file in self.files(n))]
 
 
-def open_input(config: LabelConfig) -> Source:
-    """The input of a labelling."""
+def open_input(config: LabelConfig | InferConfig) -> Source:
+    """The input of a labelling, or of the scores that it labels."""
     settings = {name: getattr(config, name) for name in ("level", "axes", "series", "raw")}
     return open_source(config.in_spec, **settings, name="IN")

@@ -32,7 +32,10 @@ from ...base import (
 from ..run_folder.folder import check_same, is_complete, read_run
 from ..run_folder.journal import Journal, Prepared
 from .block_work import Over, Round, processes
+from .components import checked_connectivity
+from .decoders import check_decoder
 from .label_job import OF_ONE_START, LabelJob
+from .label_output import open_input, output_of
 from .label_run import LabelRun, LabelSummary, begun, joined
 
 Show = Callable[[int], None]
@@ -159,6 +162,23 @@ class Labelling(LabelJob):
             run.note(each, number, check)
             before += grid[number].size
             show(before)
+
+
+def check_instances(scores: InferConfig, label: LabelConfig) -> None:
+    """Refuse objects that cannot be made or written, before their scores are computed.
+
+    Args:
+        scores: The settings of the run that writes scores.
+        label: Those of the labelling of these.
+
+    Raises:
+        UsageError: The decoder cannot be imported, or does not fit the axes; or the output cannot
+            be written.
+    """
+    check_decoder(label)
+    source = open_input(scores)
+    checked_connectivity(label.connectivity, source.axes)
+    output_of(label, source, source.domain, "uint32", overwrite=True)
 
 
 def lacking_of_instances(
