@@ -338,8 +338,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_scores_are_computed(
     tmp_path, capsys
 ) -> None:
     words = ["--instances", "components", "--threshold", "0.6"]
-    assert inferred(tmp_path, *words, out="cells.h5") == 2
-    assert "cannot write .h5" in capsys.readouterr().err
+    for out, sentence in (("cells.h5", "cannot write .h5"), ("cells.tif", "writes an OME-Zarr")):
+        assert inferred(tmp_path, *words, out=out) == 2
+        assert sentence in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["in.npy"]
 
 

@@ -114,11 +114,13 @@ class LabelJob:
 
     @property
     def scratch_bytes(self) -> int:
-        """The most bytes of the faces of blocks, and of views, in the run folder."""
+        """The most bytes of the faces of blocks, and of views, in the run folder, and of what an
+        output that is one file is made of."""
         z, y, x = self.work.grid.step[2:]
         faces = 2 * (z * y + z * x + y * x) * len(self.work.grid)
         views = self.domain.size if self.views is not None else 0
-        return 4 * (faces * (1 + self.config.fill_holes) + views)
+        file = getattr(self.sink, "scratch_bytes", 0)
+        return 4 * (faces * (1 + self.config.fill_holes) + views) + file
 
     def plan_lines(self) -> list[tuple[str, str]]:
         """What is known before the work begins, with a word before each."""
@@ -137,7 +139,8 @@ class LabelJob:
 
     def refuse(self) -> None:
         """Raise `Refused` if the processes would take more memory than they may."""
-        if (needed := self.workers * self.each_takes) > self.limit:
+        at_the_end = getattr(self.sink, "making_bytes", 0)
+        if (needed := max(self.workers * self.each_takes, at_the_end)) > self.limit:
             raise Refused(
                 f"{plural(self.workers, 'process')} would take {format_bytes(needed)}, and "
                 f"--max-memory allows {format_bytes(self.limit)}; give fewer --workers, or a "

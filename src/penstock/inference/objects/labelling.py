@@ -24,6 +24,7 @@ from ...base import (
     Incomplete,
     InferConfig,
     LabelConfig,
+    UsageError,
     as_settings,
     number_ranges,
     plural,
@@ -178,7 +179,11 @@ def check_instances(scores: InferConfig, label: LabelConfig) -> None:
     check_decoder(label)
     source = open_input(scores)
     checked_connectivity(label.connectivity, source.axes)
-    output_of(label, source, source.domain, "uint32", overwrite=True)
+    sink = output_of(label, source, source.domain, "uint32", overwrite=True)
+    if hasattr(sink, "making_bytes"):  # the scratch of scores has no CRS that it could get
+        raise UsageError(
+            f"--instances writes an OME-Zarr, and no {sink.name}; write scores, and label those"
+        )
 
 
 def lacking_of_instances(
