@@ -261,6 +261,8 @@ def test_infer_writes_objects_and_a_table(tmp_path, capsys) -> None:
     assert len(Path(table).read_text().splitlines()) == count + 1
     assert not [*tmp_path.glob("*.scores.zarr*"), *tmp_path.glob("*.labels")]
     assert (tmp_path / "cells.zarr.penstock" / "summary.json").is_file()
+    (rest := tmp_path / "cells.zarr.scores.zarr" / "0").mkdir(parents=True)
+    (rest / "zarr.json").touch()  # of a start that was killed as it removed it
     capsys.readouterr()
     assert inferred(tmp_path, *words, "--resume") == 0
     assert capsys.readouterr().out == "Complete: all objects are written\n"

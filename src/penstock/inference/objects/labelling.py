@@ -205,6 +205,7 @@ def lacking_of_instances(
     folder = _folder_of(label)
     if not scores.joins:
         if label.resume and is_complete(folder) and Path(label.out_spec).exists():
+            remove_scratch(label)  # a start that was killed may have removed half of it
             _check_as_before(scores, label, folder)
             return ()
         return "scores", "objects"
