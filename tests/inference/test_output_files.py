@@ -1,5 +1,6 @@
 """Outputs that become one file: each is what the library of its format reads, whoever made it."""
 
+import csv
 import os
 import shutil
 import signal
@@ -83,6 +84,10 @@ def test_numbered_objects(out: str) -> None:
         with rasterio.open("in.tif") as scored, rasterio.open(out) as made:
             assert (made.crs, made.transform) == (scored.crs, scored.transform)
             assert len(made.overviews(1)) == 2
+            (row, column), place = ndimage.center_of_mass(wanted == count), scored.transform
+            *_, last = csv.DictReader(Path("out.csv").read_text().splitlines())
+            x, y = place @ (column + 0.5, row + 0.5)
+            assert (float(last["x"]), float(last["y"])) == pytest.approx((x, y), rel=1e-12)
 
 
 @pytest.mark.slow

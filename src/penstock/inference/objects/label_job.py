@@ -28,7 +28,17 @@ from ...base import (
     plural,
     usable_cores,
 )
-from ...data import Box, Grid, Sink, Source, file_notes, in_words, overlap
+from ...data import (
+    Box,
+    Georeference,
+    Grid,
+    Sink,
+    Source,
+    file_notes,
+    georeference_of,
+    in_words,
+    overlap,
+)
 from ...instruments import available_memory
 from ..planning.cuts import block_shape
 from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
@@ -89,6 +99,11 @@ class LabelJob:
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
         self.work = BlockWork(config, grid, self.folder / OBJECTS, rule, self.views)
         _check_image(self.work.image, config, self.source)
+        self.place: Georeference | None = None
+        """Of a raster, for the table."""
+        if config.table is not None and getattr(self.source, "georeferenced", False):
+            where = f"IN {self.source.name}"
+            self.place = georeference_of(self.source, (0,) * 5, self.sink.dtype, where)
         self.limit = config.max_memory or int(0.8 * available_memory())
         """Bytes that the processes of this machine may take."""
         self.workers = config.workers or max(1, min(usable_cores(), self.limit // self.each_takes))
