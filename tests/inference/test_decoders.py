@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from penstock.base import LabelConfig, UsageError, build
-from penstock.inference import check_decoder
 from penstock.inference.objects import label_job
+from penstock.inference.objects.decoders import check_decoder
 
 from .test_instances import decode, f1, spheres
 
@@ -151,6 +151,14 @@ def test_a_plane_of_affinities_is_that_of_the_library(tmp_path) -> None:
     assert f1(whole, tiled[0], 0.9) == 1
 
 
+def test_strides_of_other_axes_are_refused(tmp_path) -> None:
+    pytest.importorskip("bioimage_cpp")
+    knobs = of_kind("affinities", 2, threshold=None)
+    knobs["decoder_option"] = {"offsets": "-1,0/0,-1", "strides": "1,2,2"}
+    with pytest.raises(UsageError, match="strides for 3 axes, and the input has 2"):
+        decode(tmp_path, np.zeros((2, 9, 9), np.float32), **knobs)
+
+
 def refused(knobs: dict[str, Any]) -> str:
     with pytest.raises(UsageError) as caught:
         given = {"in_spec": "in", "out_spec": "out", "object_size": 9, **knobs}
@@ -185,7 +193,8 @@ def test_a_missing_library_is_named(name: str, library: str, install: str, monke
     for module in [each for each in sys.modules if each.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, library, None)
-    assert refused({"decoder": name, "threshold": 0.5, "seed_threshold": 0.6}) == install
+    seeds = {"seed_threshold": 0.6} if name == "watershed" else {}
+    assert refused({"decoder": name, "threshold": 0.5, **seeds}) == install
 
 
 @pytest.mark.slow

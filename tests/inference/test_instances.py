@@ -240,14 +240,14 @@ def test_a_plane_goes_to_the_decoder_as_a_plane(tmp_path) -> None:
     assert np.array_equal(labels[0] > 0, scores > 0)
 
 
-def inferred(folder: Path, *words: str) -> int:
+def inferred(folder: Path, *words: str, out: str = "cells.zarr") -> int:
     scores = np.random.default_rng(4).random((12, 13, 14)).astype(np.float32)
     if not (folder / "in.npy").exists():
         np.save(folder / "in.npy", scores)
     plain = "--normalize none --overlap 0 --devices cpu"
     model = [] if "--model" in words else ["--model", "identity", "--head-kind", "scores"]
-    place, out = str(folder / "in.npy"), str(folder / "cells.zarr")
-    return main(["infer", place, out, *plain.split(), *model, *words])
+    place = [str(folder / "in.npy"), str(folder / out)]
+    return main(["infer", *place, *plain.split(), *model, *words])
 
 
 @pytest.mark.slow
@@ -261,6 +261,8 @@ def test_infer_writes_objects_and_a_table(tmp_path, capsys) -> None:
     assert len(Path(table).read_text().splitlines()) == count + 1
     assert not [*tmp_path.glob("*.scores.zarr*"), *tmp_path.glob("*.labels")]
     assert (tmp_path / "cells.zarr.penstock" / "summary.json").is_file()
+    (rest := tmp_path / "cells.zarr.scores.zarr" / "0").mkdir(parents=True)
+    (rest / "zarr.json").touch()  # of a start that was killed as it removed it
     capsys.readouterr()
     assert inferred(tmp_path, *words, "--resume") == 0
     assert capsys.readouterr().out == "Complete: all objects are written\n"
@@ -323,12 +325,49 @@ def test_outputs_of_an_unknown_kind_go_to_the_decoder_as_they_are(tmp_path) -> N
         ("--instances components", "needs --threshold X"),
         ("--instances watershed --threshold 1", "needs --threshold X and --seed-threshold Y"),
         ("--instances components --threshold 1 --part 1/2", "no run is prepared in"),
+        ("--instances components --threshold 1 --connectivity 8", "does not fit the axes z y x"),
+        ("--instances components --threshold 1 --chunks 4 --shards 6", "not multiples of chunks"),
+        ("--instances components --threshold 1 --join 0.3", "--join has no effect"),
     ],
 )
 def test_impossible_instances_are_refused(tmp_path, words: str, sentence: str, capsys) -> None:
     assert inferred(tmp_path, *words.split()) == 2
     assert sentence in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["in.npy"]
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_scores_are_computed(
+    tmp_path, capsys
+) -> None:
+    words = ["--instances", "components", "--threshold", "0.6"]
+    for out, sentence in (("cells.h5", "cannot write .h5"), ("cells.tif", "writes an OME-Zarr")):
+        assert inferred(tmp_path, *words, out=out) == 2
+        assert sentence in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["in.npy"]
+
+
+def test_scores_of_an_earlier_start_stay(tmp_path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(DECODER)
+    words = ["--instances", f"{tmp_path / 'mine.py'}:raising", "--object-size", "4"]
+    assert inferred(tmp_path, *words) == 2
+    assert "a decoder of the user's" in capsys.readouterr().err
+    words[1] = f"{tmp_path / 'mine.py'}:nearest"
+    assert inferred(tmp_path, *words) == 2
+    said = capsys.readouterr().err
+    assert "holds the scores of an earlier start" in said and "penstock label" in said
+    scores = str(tmp_path / "cells.zarr.scores.zarr")
+    asked = ["label", scores, str(tmp_path / "cells.zarr"), "--decoder", *words[1:]]
+    assert main(asked) == 0
+
+
+def test_what_the_input_lacks_is_in_no_object(tmp_path) -> None:
+    scores = np.random.default_rng(4).random((12, 13, 14)).astype(np.float32)
+    scores[3:6, 4:9, 2:] = np.nan
+    np.save(tmp_path / "in.npy", scores)
+    assert inferred(tmp_path, "--instances", "components", "--threshold", "0.6") == 0
+    labels = open_source(str(tmp_path / "cells.zarr"))
+    wanted, _ = ndimage.label(scores > 0.6)
+    np.testing.assert_array_equal(labels.read(labels.domain)[0, 0], wanted)
 
 
 @pytest.mark.parametrize(
@@ -343,6 +382,7 @@ def test_impossible_instances_are_refused(tmp_path, words: str, sentence: str, c
         ({"decoder": "watershed"}, "needs --threshold X and --seed-threshold Y"),
         ({"object_size": None}, "needs --object-size N"),
         ({"fill_holes": True}, "--fill-holes is for components"),
+        ({"threshold": 0.5}, "--threshold has no effect with --decoder .*mine.py:nearest"),
     ],
 )
 def test_a_decoder_that_does_not_fit_is_refused(tmp_path, here, knobs, sentence) -> None:
@@ -352,5 +392,9 @@ def test_a_decoder_that_does_not_fit_is_refused(tmp_path, here, knobs, sentence)
 
 
 def test_scores_that_are_nan_are_refused(tmp_path) -> None:
-    with pytest.raises(UsageError, match="is NaN"):
-        decode(tmp_path, np.full((4, 4, 4), np.nan, np.float32))
+    scores = np.ones((4, 4, 9), np.float32)
+    scores[..., 4] = np.nan
+    with pytest.raises(UsageError, match="is NaN; --nan-background takes it for background"):
+        decode(tmp_path, scores)
+    labels, summary = decode(tmp_path, scores, nan_background=True)
+    assert summary.objects == 2 and np.array_equal(labels > 0, ~np.isnan(scores))

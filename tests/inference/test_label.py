@@ -1,6 +1,8 @@
 """Components by blocks: the values of scipy and cc3d on the whole, whatever the blocks."""
 
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from ..parameters import slowly
 
 cc3d = imported_later("cc3d")
 parquet = imported_later("pyarrow.parquet")
+zarr = imported_later("zarr")
 
 ORDER = {4: 1, 8: 2, 6: 1, 18: 2, 26: 3}
 """The order of scipy's structure of each connectivity."""
@@ -225,11 +228,25 @@ def test_processes_write_what_one_writes(tmp_path) -> None:
     assert max(others) == 2  # this process is one of three
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--workers 2", "--cluster local:1"])
+def test_a_script_may_start_processes_without_a_guard(tmp_path, words: str) -> None:
+    """They do not run it again, as Python does if it asks not for the name ``__main__``."""
+    np.save(tmp_path / "in.npy", np.eye(20, dtype=bool))
+    asked = f"label in.npy out.zarr --chunks 4 4 --block 4 4 --levels none {words}".split()
+    script = f"from penstock.cli import main\nraise SystemExit(main({asked}))\n"
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.count("objects ") == 1, done.stderr
+
+
 @pytest.mark.parametrize(
     ("array", "knobs", "sentence"),
     [
         (np.ones((3, 3, 3), "f4"), {}, "holds float32; --threshold X"),
-        (np.full((3, 3, 3), np.nan, "f4"), {"threshold": 0}, "0 0 0 is NaN"),
+        (np.full((3, 3, 3), np.nan, "f4"), {"threshold": 0}, "0 0 0 is NaN, .* --nan-background"),
         (np.ones((3, 3), "u1"), {"connectivity": 26}, "does not fit the axes y x; give 4 or 8"),
         (np.ones((3, 3, 3), "u1"), {"connectivity": 8}, "give 6 or 18 or 26"),
         (
@@ -245,6 +262,7 @@ def test_processes_write_what_one_writes(tmp_path) -> None:
         ),
         (np.ones((3, 3, 3), "u1"), {"max_memory": 2**20}, "take 130 MiB, and --max-memory allows"),
         (np.ones((3, 3), "u1"), {"table": Path("a.xls")}, "ends in .parquet or .csv"),
+        (np.ones((3, 3), "u1"), {"object_size": 5}, "--object-size has no effect with components"),
     ],
 )
 def test_what_cannot_be_labelled_is_refused(tmp_path, array, knobs, sentence) -> None:
@@ -267,6 +285,14 @@ def test_an_image_of_another_grid_is_refused(tmp_path, shape, knobs, sentence) -
     with pytest.raises(UsageError, match=sentence):
         label(tmp_path, np.ones((3, 3, 3), np.uint8), **asked)
     assert {each.name for each in tmp_path.iterdir()} == {"image.npy", "in.npy"}
+
+
+def test_what_a_file_says_of_its_numbers_is_told(tmp_path, capsys) -> None:
+    array = zarr.create_array(tmp_path / "in.zarr", data=np.eye(9, dtype="i2"))
+    array.attrs["scale_factor"] = 0.5
+    words = ["label", str(tmp_path / "in.zarr"), str(tmp_path / "out.zarr"), "--threshold", "0.4"]
+    assert main(words) == 0
+    assert "note      the input's attributes say value = 0.5 * stored" in capsys.readouterr().out
 
 
 def test_an_output_that_exists_stays(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """Outputs that become one file: each is what the library of its format reads, whoever made it."""
 
+import csv
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from penstock.base.errors import Incomplete
 from penstock.cli import main
@@ -60,6 +62,41 @@ def scene(path: str = "in.tif", values: Array = SCENE, **profile: Any) -> Any:
         file.write(values)
         file.descriptions = ("blue", "green", "nir", "red")[: file.count]
     return rasterio
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("out", ["out.tif", "out.ome.tif", "out.nii.gz"])
+def test_numbered_objects(out: str) -> None:
+    """A GeoTIFF of labels lies where the raster of scores does."""
+    rasterio = scene(values=SCENE[:1], count=1)
+    given = "in.tif" if out == "out.tif" else image(volume=VOLUME[:1, :1])
+    words = ["label", given, out, "--threshold", "2000", "--chunks", "1", "128", "128"]
+    assert main([*words, "--table", "out.csv"]) == 0
+    labels, before = open_source(out), Path(out).read_bytes()
+    scores = SCENE[0] if out == "out.tif" else VOLUME[0, 0]
+    wanted, count = ndimage.label(scores > 2000)
+    np.testing.assert_array_equal(labels.read(labels.domain).squeeze(), wanted)
+    assert len(Path("out.csv").read_text().splitlines()) == count + 1
+    assert main([*words, "--overwrite", "--workers", "2"]) == 0
+    assert Path(out).read_bytes() == before and not Path(f"{out}.scratch").exists()
+    assert main(["verify", out]) == 0
+    if out == "out.tif":
+        with rasterio.open("in.tif") as scored, rasterio.open(out) as made:
+            assert (made.crs, made.transform) == (scored.crs, scored.transform)
+            assert len(made.overviews(1)) == 2
+            (row, column), place = ndimage.center_of_mass(wanted == count), scored.transform
+            *_, last = csv.DictReader(Path("out.csv").read_text().splitlines())
+            x, y = place @ (column + 0.5, row + 0.5)
+            assert (float(last["x"]), float(last["y"])) == pytest.approx((x, y), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_number_that_stands_for_no_data_is_no_object(capsys) -> None:
+    scene(values=SCENE[:1], count=1, nodata=5)
+    words = ["label", "in.tif", "out.tif", "--threshold", "2000", "--raw"]
+    assert main(words) == 2
+    assert "5, which stands for no data, would be an object's number" in capsys.readouterr().err
+    assert not Path("out.tif.scratch").exists()
 
 
 @pytest.mark.slow

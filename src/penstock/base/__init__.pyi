@@ -5,6 +5,7 @@ from .caller import environment_kept as environment_kept
 from .caller import frozen_garbage as frozen_garbage
 from .caller import importing_torch as importing_torch
 from .caller import modes_kept as modes_kept
+from .caller import script_hidden as script_hidden
 from .caller import signals_handled as signals_handled
 from .caller import torch_threads as torch_threads
 from .config.bench import BenchLoaderConfig as BenchLoaderConfig

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 
@@ -168,6 +169,18 @@ def environment_kept() -> Iterator[None]:
         for name, value in before.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def script_hidden() -> Iterator[None]:
+    """Until exit, hide the script of this process from those that it starts by ``spawn``. They
+    would run it again, with the work that started them, unless it asks for ``__main__``."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 @contextlib.contextmanager

@@ -174,7 +174,7 @@ def _instances_of(
             flag = min(objects.model_fields_set).replace("_", "-")
             raise UsageError(f"--{flag} has no effect without --instances")
         return None
-    from ..inference import check_decoder
+    from ..inference import check_instances
 
     if objects.instances == "components" and objects.threshold is None:
         raise UsageError("--instances components needs --threshold X: an object is what is above")
@@ -184,6 +184,11 @@ def _instances_of(
         raise UsageError(f"--out-spec {place}: exists; use --overwrite to replace it")
     check_outputs(("--table", objects.table), replace=config.overwrite or config.resumes)
     scratch = f"{place}.scores.zarr"
+    if Path(scratch).exists() and not (config.overwrite or config.resumes):
+        raise UsageError(
+            f"--out-spec {scratch}: holds the scores of an earlier start; --resume goes on with "
+            "them, --overwrite begins anew, and penstock label takes them with another decoder"
+        )
     asked = {key: value for key, value in as_settings(objects).items() if key != "instances"}
     output = {name: getattr(config, name) for name in _OF_BOTH if name in config.model_fields_set}
     once = {name: getattr(config, name) for name in _OF_ONE_START}
@@ -191,9 +196,12 @@ def _instances_of(
         once["workers"] = config.workers
     label = build(
         LabelConfig, asked, output, once,
-        {"in_spec": scratch, "out_spec": place, "decoder": objects.instances},
+        # What is NaN in the scores was not finite in the input.
+        {"in_spec": scratch, "out_spec": place, "decoder": objects.instances,
+         "nan_background": True},
     )  # fmt: skip
-    check_decoder(label)  # before the scores are computed, and not after
+    if not config.joins:
+        check_instances(config, label)
     scores: dict[str, Any] = {"out_spec": (scratch,), "levels": "none", "shards": None}
     scores["run_dir"] = config.run_dir or Path(f"{place}.scores.penstock")
     kept = {**dict(config), **scores}

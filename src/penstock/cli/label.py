@@ -39,8 +39,8 @@ def run_labelling(config: LabelConfig) -> int:
     with contextlib.ExitStack() as stack:
 
         def begins(labelling: Labelling) -> Callable[[int], None]:
-            lines = {} if config.joins else labelling.plan_lines()  # --prepare has said them
-            for word, text in lines.items():
+            # --prepare has said them.
+            for word, text in () if config.joins else labelling.plan_lines():
                 print(f"{word:<9} {text}")
             progress = counted_progress(labelling.voxels, "voxels", "labelling")
             return stack.enter_context(progress)

@@ -19,6 +19,7 @@ from ..base import (
     describe,
     environment_kept,
     require,
+    script_hidden,
     usable_cores,
 )
 from . import leaving
@@ -134,9 +135,10 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
     }
     with dask.config.set({**lost, **variables, **WORKER_SETTINGS}):
         try:
-            cluster = distributed.SpecCluster(
-                workers=workers, scheduler=scheduler, silence_logs=quiet
-            )
+            with script_hidden():
+                cluster = distributed.SpecCluster(
+                    workers=workers, scheduler=scheduler, silence_logs=quiet
+                )
         except (OSError, RuntimeError) as error:  # of a nanny, which does not tell why
             raise PenstockError(
                 f"--cluster: no worker process could be started ({describe(error)}); /dev/shm or "

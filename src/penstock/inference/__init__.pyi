@@ -1,6 +1,6 @@
-from .objects.decoders import check_decoder as check_decoder
 from .objects.label_run import LabelSummary as LabelSummary
 from .objects.labelling import Labelling as Labelling
+from .objects.labelling import check_instances as check_instances
 from .objects.labelling import lacking_of_instances as lacking_of_instances
 from .objects.labelling import remove_scratch as remove_scratch
 from .objects.object_table import Cutout as Cutout

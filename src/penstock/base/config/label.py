@@ -183,6 +183,11 @@ class LabelConfig(ObjectKnobs, Stepwise):
         "or your FILE.py:FUNCTION, which takes an array c z y x and gives labels z y x (default: "
         "components)",
     )
+    nan_background: bool = flag(
+        False,
+        help="take a score that is NaN for background, and do not refuse it",
+        group="input and model",
+    )
     fill_holes: bool = flag(
         False,
         help="fill the background that objects enclose: it touches no face of the volume, by the "
@@ -241,6 +246,7 @@ class LabelConfig(ObjectKnobs, Stepwise):
             raise ValueError(
                 f"--decoder {name}: give components, {', '.join(DECODERS)} or FILE.py:FUNCTION"
             )
+        self._refuse_idle(name)
         options = decoder_knobs(name, self.decoder_option)
         if name == "watershed" and None in (self.threshold, self.seed_threshold):
             raise ValueError("--decoder watershed needs --threshold X and --seed-threshold Y")
@@ -255,6 +261,16 @@ class LabelConfig(ObjectKnobs, Stepwise):
                 "voxels, which is the halo of a block"
             )
         return self
+
+    def _refuse_idle(self, decoder: str) -> None:
+        """Refuse what would change nothing with a decoder."""
+        idle = [] if self.decodes else ["object_size", "instance_block", "join", "join_rule"]
+        idle += ["seed_threshold"] * (decoder != "watershed")
+        idle += ["threshold"] * (self.decodes and decoder not in DECODERS)
+        for name in idle:
+            if getattr(self, name) != ObjectKnobs.model_fields[name].default:
+                by = f"--decoder {decoder}" if self.decodes else decoder
+                raise ValueError(f"--{name.replace('_', '-')} has no effect with {by}")
 
     @model_validator(mode="after")
     def _fits(self) -> LabelConfig:

@@ -211,6 +211,9 @@ def georeference_of(
         dtype: The dtype of the output.
         where: What messages begin with.
 
+    Returns:
+        The georeference.
+
     Raises:
         UsageError: The CRS, or the file, cannot be read.
     """

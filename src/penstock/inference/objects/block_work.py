@@ -28,6 +28,7 @@ from ...base import (
     for_children,
     in_order,
     one_heap,
+    script_hidden,
 )
 from ...cluster import UnfitWorker
 from ...data import Box, OutputLock, Sink, Source, open_source
@@ -215,6 +216,8 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     with environment_kept():
         os.environ.update(for_children())
         with ProcessPoolExecutor(workers, context, _begin) as pool:
+            with script_hidden():
+                pool.submit(os.getpid)  # which starts all of them
             yield pool
 
 

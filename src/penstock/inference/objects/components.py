@@ -104,6 +104,11 @@ def faces_along(labels: NDArray[np.integer], axis: int, count: int) -> NDArray[n
     return 2 * np.bincount(np.concatenate(leaving), minlength=count + 1)[1:]
 
 
+def has_nan(array: NDArray[Any]) -> bool:
+    """Whether a value is NaN."""
+    return array.dtype.kind == "f" and bool(np.isnan(array.max()))
+
+
 @dataclass(frozen=True)
 class LocalLabels:
     """The objects in one block. Whoever finds them again numbers them alike."""
@@ -148,6 +153,8 @@ class ComponentRule:
     matter: Matter
     connectivity: int
     threshold: float = 0.0
+    nan_background: bool = False
+    """True if a score may be NaN; it is no object."""
     inverted: bool = False
     """True to label what is no object."""
     holes: HoleTable | None = None
@@ -169,11 +176,11 @@ class ComponentRule:
         """
         array = source.read(box)[0, 0]
         if self.matter == "scores":
-            if array.dtype.kind == "f" and np.isnan(array.max()):
+            if not self.nan_background and has_nan(array):
                 at = np.argwhere(np.isnan(array))[0] + box.start[2:]
                 raise UsageError(
-                    f"IN {source.name}: the score at z y x = {' '.join(map(str, at))} is NaN, and "
-                    "is neither above nor below --threshold"
+                    f"IN {source.name}: the score at z y x = {' '.join(map(str, at))} is NaN, "
+                    "neither above nor below --threshold; --nan-background takes it for background"
                 )
             array = array > self.threshold
         elif self.matter == "mask":

@@ -39,7 +39,7 @@ from ...base import LabelConfig, UsageError, groups_of, in_order, require
 from ...data import Box, Grid, Source, flatten
 from ..tiling.geometry import per_axis
 from .block_record import extents_of, faces_of, load_table, numbers_of_cells, save_array, save_table
-from .components import LocalLabels, compact, runs_of
+from .components import LocalLabels, compact, has_nan, runs_of
 from .decoders import Decoder, check_decoder, opened_decoder
 from .label_output import RoundWork
 
@@ -86,12 +86,21 @@ class ViewWork(RoundWork):
         box, source = self.view(number), self.source
         lead = Box((box.start[0], source.domain.start[1]), (box.stop[0], source.domain.stop[1]))
         scores = source.read(lead + box[2:])[0]
-        if scores.dtype.kind == "f" and np.isnan(scores.max()):
-            place = " ".join(map(str, box.start[2:]))
-            raise UsageError(f"IN {source.name}: a score near z y x = {place} is NaN")
+        absent = None
+        if has_nan(scores):
+            if not self.config.nan_background:
+                place = " ".join(map(str, box.start[2:]))
+                raise UsageError(
+                    f"IN {source.name}: a score near z y x = {place} is NaN; --nan-background "
+                    "takes it for background"
+                )
+            absent = np.isnan(scores)
+            scores[absent] = 0
         plane = "z" not in source.axes
         decoder: Decoder = self.__dict__["_decoder"]
         labels = decoder(scores[:, 0] if plane else scores).reshape(box.shape[2:])
+        if absent is not None:
+            labels = np.where(absent.any(axis=0), 0, labels)
         labels, _ = require("fastremap", "label").renumber(np.ascontiguousarray(labels))
         seen = self._seen(labels, box)
         table, array = self.files(number)

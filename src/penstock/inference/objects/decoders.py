@@ -133,6 +133,11 @@ def _affinities(config: LabelConfig) -> Decoder:
                 f"--decoder affinities: the input has {len(scores)} channels along {axes} axes, "
                 f"and takes one for each of {len(offsets)} offsets{after}"
             )
+        if knobs.strides is not None and len(knobs.strides) != axes:
+            raise UsageError(
+                f"--decoder-option strides: are strides for {len(knobs.strides)} axes, and the "
+                f"input has {axes}"
+            )
         inside = scores[0] > config.threshold if masked else None
         # The library takes the first offsets for those that join, and all others for those that
         # keep apart.

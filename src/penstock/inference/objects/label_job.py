@@ -9,7 +9,7 @@ the run folder until the end, so that a run that was killed goes on with it.
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,17 @@ from ...base import (
     plural,
     usable_cores,
 )
-from ...data import Box, Grid, Sink, Source, in_words, overlap
+from ...data import (
+    Box,
+    Georeference,
+    Grid,
+    Sink,
+    Source,
+    file_notes,
+    georeference_of,
+    in_words,
+    overlap,
+)
 from ...instruments import available_memory
 from ..planning.cuts import block_shape
 from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
@@ -89,6 +99,11 @@ class LabelJob:
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
         self.work = BlockWork(config, grid, self.folder / OBJECTS, rule, self.views)
         _check_image(self.work.image, config, self.source)
+        self.place: Georeference | None = None
+        """Of a raster, for the table."""
+        if config.table is not None and getattr(self.source, "georeferenced", False):
+            where = f"IN {self.source.name}"
+            self.place = georeference_of(self.source, (0,) * 5, self.sink.dtype, where)
         self.limit = config.max_memory or int(0.8 * available_memory())
         """Bytes that the processes of this machine may take."""
         self.workers = config.workers or max(1, min(usable_cores(), self.limit // self.each_takes))
@@ -114,17 +129,19 @@ class LabelJob:
 
     @property
     def scratch_bytes(self) -> int:
-        """The most bytes of the faces of blocks, and of views, in the run folder."""
+        """The most bytes of the faces of blocks, and of views, in the run folder, and of what an
+        output that is one file is made of."""
         z, y, x = self.work.grid.step[2:]
         faces = 2 * (z * y + z * x + y * x) * len(self.work.grid)
         views = self.domain.size if self.views is not None else 0
-        return 4 * (faces * (1 + self.config.fill_holes) + views)
+        file = getattr(self.sink, "scratch_bytes", 0)
+        return 4 * (faces * (1 + self.config.fill_holes) + views) + file
 
-    def plan_lines(self) -> dict[str, str]:
-        """What is known before a voxel is read, by a word for each."""
+    def plan_lines(self) -> list[tuple[str, str]]:
+        """What is known before the work begins, with a word before each."""
         grid, rounds = self.work.grid, self.config.rounds
         processes, takes = plural(self.workers, "process"), self.workers * self.each_takes
-        return {
+        lines = {
             "blocks": f"{len(grid):,} of {in_words(grid.step[2:])} (z y x), in {len(rounds)} "
             f"rounds: {', '.join(rounds)}",
             "memory": f"{format_bytes(takes)} at most for {processes}, then {self.joined_bytes} "
@@ -132,10 +149,13 @@ class LabelJob:
             "scratch": f"{format_bytes(self.scratch_bytes)} at most in {self.folder}, and 100 "
             "bytes for each object of a block",
         }
+        notes = getattr(self.source, "notes", ()), file_notes(self.source, [self.sink], look=True)
+        return [*lines.items(), *(("note", note) for note in chain(*notes))]
 
     def refuse(self) -> None:
         """Raise `Refused` if the processes would take more memory than they may."""
-        if (needed := self.workers * self.each_takes) > self.limit:
+        at_the_end = getattr(self.sink, "making_bytes", 0)
+        if (needed := max(self.workers * self.each_takes, at_the_end)) > self.limit:
             raise Refused(
                 f"{plural(self.workers, 'process')} would take {format_bytes(needed)}, and "
                 f"--max-memory allows {format_bytes(self.limit)}; give fewer --workers, or a "
@@ -207,7 +227,7 @@ def _rule_of(config: LabelConfig, source: Source) -> ComponentRule:
         raise UsageError(
             "--fill-holes: a hole may lie between several labels; give --no-equal for a mask"
         )
-    return ComponentRule(matter, connectivity, config.threshold or 0.0)
+    return ComponentRule(matter, connectivity, config.threshold or 0.0, config.nan_background)
 
 
 def _taken(rule: ComponentRule) -> str:

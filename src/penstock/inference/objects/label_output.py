@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import LabelConfig, UsageError, plural, usable_cores
+from ...base import InferConfig, LabelConfig, UsageError, plural, usable_cores
 from ...data import Box, Grid, Sink, Source, open_sink, open_source
 
 
@@ -21,10 +21,18 @@ def output_of(
     resume: bool = False,
 ) -> Sink:  # fmt: skip
     """The output of a labelling as it would be with a dtype. Nothing is created."""
-    return open_sink(
+    sink = open_sink(
         config.out_spec, domain=domain, dtype=np.dtype(dtype), like=source, chunks=config.chunks,
-        shards=config.shards, resume=resume, overwrite=overwrite, name="OUT",
+        shards=config.shards, resume=resume, overwrite=overwrite, files=True,
+        rule=None if config.levels == "none" else "mode", name="OUT",
     )  # fmt: skip
+    absent = getattr(getattr(sink, "georeference", None), "nodata", None)
+    if absent is not None and float(absent):
+        raise UsageError(
+            f"OUT {sink.name}: {float(absent):g}, which stands for no data, would be an object's "
+            "number; leave --raw out, or give an OME-Zarr"
+        )
+    return sink
 
 
 def check_count(sink: Sink, count: int) -> None:
@@ -36,17 +44,19 @@ def check_count(sink: Sink, count: int) -> None:
         )
 
 
-def add_label_levels(config: LabelConfig, source: Source, sink: Sink) -> int:
+def add_label_levels(config: LabelConfig, source: Source, sink: Any) -> int:
     """Add the levels of an OME-Zarr in which all blocks are written, and list it as a label of its
-    image. Returns the number of levels, also of those that an earlier start has added."""
-    from ...data import add_levels, levels_below, register_label
+    image; or make a file of the blocks. Returns the number of levels of an OME-Zarr, also of those
+    that an earlier start has added."""
+    from ...data import add_levels, levels_below, make_file, register_label
 
-    place, levels = str(config.out_spec), 0
+    place, count = str(config.out_spec), 1 if config.levels == "none" else config.levels
+    if hasattr(sink, "making_bytes"):
+        make_file(sink, "mode", count, lambda voxels: None)
     if not getattr(sink, "documents", None):
         return 0
-    if (count := config.levels) != "none":
-        levels = len(levels_below(sink.domain.shape, source.scale, count))
-        add_levels(place, rule="mode", count=count, again=False, threads=usable_cores(), name="OUT")
+    levels = len(levels_below(sink.domain.shape, source.scale, count))
+    add_levels(place, rule="mode", count=count, again=False, threads=usable_cores(), name="OUT")
     register_label(place, "OUT")
     return levels
 
@@ -82,7 +92,7 @@ class RoundWork:
         return [n for n in numbers if not all(file.is_file() for file in self.files(n))]
 
 
-def open_input(config: LabelConfig) -> Source:
-    """The input of a labelling."""
+def open_input(config: LabelConfig | InferConfig) -> Source:
+    """The input of a labelling, or of the scores that it labels."""
     settings = {name: getattr(config, name) for name in ("level", "axes", "series", "raw")}
     return open_source(config.in_spec, **settings, name="IN")

@@ -255,7 +255,7 @@ class LabelRun:
                 "ends": ends_at_planes(total, views.grid, views.halo),
                 "ambiguous": len(rows),
             }
-        columns = object_columns(total, source, sink, work)
+        columns = object_columns(total, source, sink, work, self.labelling.place)
         if config.table is not None:
             # A start that was killed may have written it.
             write_table(config.table, columns, source, replace=config.overwrite or config.resumes)

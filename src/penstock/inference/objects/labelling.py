@@ -24,6 +24,7 @@ from ...base import (
     Incomplete,
     InferConfig,
     LabelConfig,
+    UsageError,
     as_settings,
     number_ranges,
     plural,
@@ -32,7 +33,10 @@ from ...base import (
 from ..run_folder.folder import check_same, is_complete, read_run
 from ..run_folder.journal import Journal, Prepared
 from .block_work import Over, Round, processes
+from .components import checked_connectivity
+from .decoders import check_decoder
 from .label_job import OF_ONE_START, LabelJob
+from .label_output import open_input, output_of
 from .label_run import LabelRun, LabelSummary, begun, joined
 
 Show = Callable[[int], None]
@@ -161,6 +165,27 @@ class Labelling(LabelJob):
             show(before)
 
 
+def check_instances(scores: InferConfig, label: LabelConfig) -> None:
+    """Refuse objects that cannot be made or written, before their scores are computed.
+
+    Args:
+        scores: The settings of the run that writes scores.
+        label: Those of the labelling of these.
+
+    Raises:
+        UsageError: The decoder cannot be imported, or does not fit the axes; or the output cannot
+            be written.
+    """
+    check_decoder(label)
+    source = open_input(scores)
+    checked_connectivity(label.connectivity, source.axes)
+    sink = output_of(label, source, source.domain, "uint32", overwrite=True)
+    if hasattr(sink, "making_bytes"):  # the scratch of scores has no CRS that it could get
+        raise UsageError(
+            f"--instances writes an OME-Zarr, and no {sink.name}; write scores, and label those"
+        )
+
+
 def lacking_of_instances(
     scores: InferConfig, label: LabelConfig
 ) -> tuple[Literal["scores", "objects"], ...]:
@@ -180,6 +205,7 @@ def lacking_of_instances(
     folder = _folder_of(label)
     if not scores.joins:
         if label.resume and is_complete(folder) and Path(label.out_spec).exists():
+            remove_scratch(label)  # a start that was killed may have removed half of it
             _check_as_before(scores, label, folder)
             return ()
         return "scores", "objects"

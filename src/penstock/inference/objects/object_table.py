@@ -2,7 +2,7 @@
 
 id  t c            the number; the time and the channel that it lies in
 z0 y0 x0 z1 y1 x1  its box, half-open, in voxels
-z y x              its centroid in the world: of the centres of its voxels
+z y x              its centroid in the world: of the centres of its voxels; in a raster's CRS
 voxels volume      how many there are, and their volume in the world
 surface            the area of its faces in the world (in a plane: the length of its sides)
 mean_0 max_0       of channel 0 of --intensity
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import plural, require, writing_output
-from ...data import Box, Grid, Sink, Source
+from ...data import Box, Georeference, Grid, Sink, Source
 from .block_record import Measures, add_measures, empty_measures, numbers_of_cells
 from .block_work import BlockWork
 from .face_joins import Contacts, Numbering
@@ -95,7 +95,7 @@ def merged_measures(work: BlockWork, numbering: Numbering, contacts: list[Contac
 
 
 def object_columns(
-    total: Measures, source: Source, sink: Sink, work: BlockWork
+    total: Measures, source: Source, sink: Sink, work: BlockWork, raster: Georeference | None
 ) -> dict[str, NDArray[Any]]:
     """The columns of a table.
 
@@ -104,6 +104,7 @@ def object_columns(
         source: The input, whose voxels have a size.
         sink: The output.
         work: The blocks.
+        raster: The place of the input in the world, if it is a raster.
 
     Returns:
         The columns by name.
@@ -118,7 +119,13 @@ def object_columns(
     columns |= {"t": first[:, 0], "c": first[:, 1]}
     for name, ends in (("0", total["low"]), ("1", total["high"])):
         columns |= {f"{axis}{name}": ends[:, n] for n, axis in enumerate("zyx")}
-    centroids = total["sums"] / voxels[:, None] * signed + source.translation[2:]
+    centroids = total["sums"] / voxels[:, None]
+    if raster is None:
+        centroids = centroids * signed + source.translation[2:]
+    else:
+        # A transform is from the corners of pixels.
+        (a, b, c, d, e, f), (y, x) = raster.transform, centroids.T[1:] + 0.5
+        centroids[:, 1:] = np.stack([d * x + e * y + f, a * x + b * y + c], axis=1)
     columns |= {axis: centroids[:, n] for n, axis in enumerate("zyx")}
     real = [axis for axis in range(3) if axis or "z" in source.axes]
     size = float(np.prod(scale[real]))
