@@ -16,7 +16,6 @@ from penstock.cli import main
 from penstock.data import Box, FilledMask, open_source
 from penstock.inference.opening import sample as opening_sample
 from penstock.models.load import load_model
-from penstock.models.packages.bioimageio import Chain
 from penstock.models.packages.package import Parcel
 
 from .packages_kit import Array, bioimage, bundle, infer, nnunet, noise, unet
@@ -206,27 +205,6 @@ def test_a_zip_that_is_damaged_or_leads_out_is_refused(tmp_path, capsys) -> None
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "nothing")
     assert "holds no model" in answer()
-
-
-def test_steps_of_an_input_become_one_normalisation(tmp_path) -> None:
-    class Step:
-        def __init__(self, **values: Any) -> None:
-            self.__dict__.update(values)
-
-    chain = Chain(Parcel(tmp_path, tmp_path, trusted=False), 2)
-    chain.add("ensure_dtype", Step(dtype="float32"))
-    chain.add("scale_linear", Step(gain=[2.0, 0.5], offset=3.0))
-    chain.add("clip", Step(min=10.0, max=90.0))
-    chain.add("fixed_zero_mean_unit_variance", Step(mean=40.0, std=8.0))
-    values = np.arange(0, 100, 7.0)
-    for how, gain in zip(chain.each, (2.0, 0.5), strict=True):
-        scaling = how.of_array(values)
-        wanted = ((values * gain + 3).clip(10, 90) - 40) / 8
-        np.testing.assert_allclose(scaling.applied(values), wanted)
-    with pytest.raises(UsageError, match="after another"):
-        chain.add("zero_mean_unit_variance", Step(axes=None, eps=0))
-    with pytest.raises(UsageError, match="blur of its input"):
-        chain.add("blur", Step())
 
 
 def test_a_training_is_a_model(tmp_path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..base import PenstockError, UsageError, plural
 from .load import Model, named_heads
-from .recipe import HeadRecipe
+from .recipe import AS_IT_IS, HeadRecipe
 
 Views = Literal["flips", "rotations"]
 _FEW = 255
@@ -180,7 +180,7 @@ def as_trained(model: Model, *, rescaled: bool = True) -> tuple[Model, list[str]
             notes.append(
                 f"{name} becomes probabilities, the {head.activation} of what the model returns"
             )
-        elif head.scaling is not None and rescaled:
+        elif head.scaling not in (None, AS_IT_IS) and rescaled:
             lower, scale = head.scaling
             values = f"0 becomes {lower:g} and 1 {lower + scale:g}"
             notes.append(f"{name} goes back to the scale of its target: {values}")

@@ -14,7 +14,7 @@ from ..base import UsageError, plural
 from ..data import in_words, normalised
 from .changed_heads import Reduction, as_trained
 from .load import Model
-from .recipe import HeadRecipe, Recipe
+from .recipe import AS_IT_IS, HeadRecipe, Recipe
 
 BITS_SIDE = 32
 """Side of the patches whose bits are compared. Kernels are picked by shape, so those of others may
@@ -65,7 +65,7 @@ def _values(recipe: Recipe) -> str:
 
 def _head(head: HeadRecipe, reduce: str | None) -> str:
     steps: list[str] = [head.activation] if head.activation else []
-    if head.scaling is not None:
+    if head.scaling not in (None, AS_IT_IS):
         steps.append(f"times {head.scaling[1]:g} plus {head.scaling[0]:g}")
     if reduce is not None:
         steps.append(reduce)

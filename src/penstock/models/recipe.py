@@ -34,6 +34,9 @@ from ..base import (
 from ..data import Normalisation
 from .registry import REGISTRY
 
+AS_IT_IS = (0.0, 1.0)
+"""Lower bound and scale of values that are not changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadRecipe:
@@ -44,8 +47,8 @@ class HeadRecipe:
     activation: Literal["sigmoid", "softmax"] | None = None
     """The function that makes probabilities of it; None if it is not one of logits."""
     scaling: tuple[float, float] | None = None
-    """Lower bound and scale of its values, which are ``output * scale + lower``. None if they stay
-    as they are."""
+    """Lower bound and scale of its values, which are ``output * scale + lower``. None if it is not
+    said; an intensity then goes back to the scale of the input."""
     dtype: str | None = None
     """The dtype of a new output; None if it is not said."""
 

@@ -10,26 +10,31 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...base import as_usage_error, require
 from ...data import Normalisation
-from ..recipe import HeadRecipe, Recipe
+from ..recipe import AS_IT_IS, HeadRecipe, Recipe
 from ..user_code import find_reference
 from ..weights import load_weights
+from .chain import Chain
 from .package import Package, Parcel, TensorsToMatch, in_order
 
 _NAMES = ("bioimageio.yaml", "rdf.yaml")
 _LIBRARIES = ("monai.networks.", "dynamic_network_architectures.")
 """Libraries of networks whose functions make nothing but networks."""
+_DONE = (
+    "scale_range and zero_mean_unit_variance over all spatial axes and before others, "
+    "fixed_zero_mean_unit_variance and scale_linear by channel, clip to numbers, and ensure_dtype "
+    "of floats"
+)
 _LEAST_PATCH = {2: 256, 3: 64}
 """The least side of a patch, by spatial axes, where the network takes many."""
 
@@ -52,21 +57,28 @@ def read(parcel: Parcel) -> Package:
         raise parcel.refuse(f"its network takes {len(described.inputs)} inputs, not one")
     given, outputs = described.inputs[0], described.outputs
     takes, *gives = (_letters(parcel, each.axes) for each in (given, *outputs))
+    if len({frozenset(order) - {"c"} for order in (takes, *gives)}) > 1:
+        raise parcel.refuse(f"its axes are {takes} and become {', '.join(gives)}; outputs of other "
+                            "axes than the input's are not made")  # fmt: skip
     spatial = [letter for letter in "zyx" if letter in takes]
     axes = {_letter(axis): axis for axis in given.axes}
     channels = [str(name) for name in axes["c"].channel_names] if "c" in axes else [""]
+    named = channels != [f"channel{number}" for number in range(len(channels))]  # by the library
     module = in_order(_module(parcel, described.weights), takes, gives)
     heads = _heads(parcel, outputs)
-    sides = [_side(axes[letter].size, len(spatial)) for letter in spatial]
+    sides = [_side(axes, letter, len(spatial)) for letter in spatial]
     patch: Any = (1, *sides)[-3:]
-    made = [(_letter(axis), int(getattr(axis, "halo", 0) or 0)) for o in outputs for axis in o.axes]
-    halo = [max(halo for axis, halo in made if axis == letter) for letter in spatial]
+    made = [(_letter(axis), axis) for output in outputs for axis in output.axes]
+    halo = [max(_halo(each, axes[letter]) for its, each in made if its == letter)
+            for letter in spatial]  # fmt: skip
     overlap: Any = (0, *(2 * each for each in halo))[-3:]
+    spacing, unit = _spacing(axes, spatial)
     recipe = Recipe(
         str(parcel.path),
-        channels=tuple(channels) if len(channels) > 1 else (),
+        channels=tuple(channels) if len(channels) > 1 and named else (),
         normalisation=_normalisation(parcel, given, len(channels)),
-        spacing=_spacing(axes, spatial),
+        spacing=spacing,
+        unit=unit,
         patch=patch,
         overlap=overlap if any(halo) else None,
         heads=heads[0],
@@ -111,7 +123,7 @@ def _name(source: Any) -> str:
 
 def _letter(axis: Any) -> str:
     """The letter of an axis: b, c, z, y or x; others as they are."""
-    return {"batch": "b", "channel": "c"}.get(str(axis.id), str(axis.id))
+    return {"batch": "b", "channel": "c"}.get(str(axis.type), str(axis.id))
 
 
 def _letters(parcel: Parcel, axes: Sequence[Any]) -> str:
@@ -121,28 +133,70 @@ def _letters(parcel: Parcel, axes: Sequence[Any]) -> str:
     return "".join(letters)
 
 
-def _side(size: Any, spatial: int) -> int:
+def _side(axes: Mapping[str, Any], letter: str, spatial: int) -> int:
     """A side of a patch: the only one, or the least of many that is not small."""
+    axis, size = axes[letter], axes[letter].size
     if isinstance(size, int):
         return size
+    if (other := getattr(size, "axis_id", None)) is not None:  # that of another axis decides
+        side = _side(axes, str(other), spatial)
+        return int(size.get_size(axis, axes[str(other)], ref_size=side))
     steps = max(0, math.ceil((_LEAST_PATCH[spatial] - size.min) / size.step))
     return int(size.min + steps * size.step)
 
 
-def _spacing(axes: dict[str, Any], spatial: Sequence[str]) -> Any:
-    """The voxel size; None if none is said."""
+def _halo(made: Any, given: Any) -> int:
+    """The voxels of an axis of the input that lie below the halo of one of an output."""
+    return math.ceil((getattr(made, "halo", 0) or 0) * made.scale / given.scale)
+
+
+def _spacing(axes: Mapping[str, Any], spatial: Sequence[str]) -> tuple[Any, str]:
+    """The voxel size, and its unit; None if none is said."""
     units = {getattr(axes[letter], "unit", None) for letter in spatial}
-    if units != {"micrometer"}:
-        return None
+    if len(units) > 1 or units == {None}:
+        return None, ""
     sizes = [float(axes[letter].scale) for letter in spatial]
-    return (float("nan"), *sizes)[-3:]
+    return (float("nan"), *sizes)[-3:], str(units.pop())
 
 
 def _normalisation(parcel: Parcel, given: Any, channels: int) -> Any:
-    chain = Chain(parcel, channels)
+    chain = Chain(parcel.refuse, channels)
     for step in given.preprocessing:
-        chain.add(str(step.id), step.kwargs)
+        _add(parcel, chain, step, given)
     return tuple(chain.each)
+
+
+def _add(parcel: Parcel, chain: Chain, step: Any, given: Any) -> None:
+    """Add a step to those of an input."""
+    letters = {str(axis.id): _letter(axis) for axis in given.axes}
+    name, values = str(step.id), step.kwargs
+    over = {letters[str(axis)] for axis in getattr(values, "axes", None) or letters}
+    whole = over >= set(letters.values()) - {"b", "c"}
+    by_channel = letters.get(str(getattr(values, "axis", "")), "c") == "c"
+    # After other steps their library counts numbers of the input as it came.
+    counts = whole and chain.each == [Normalisation()]
+    if name == "ensure_dtype" and ("float" in values.dtype or chain.each == [Normalisation()]):
+        return
+    if name == "scale_range" and counts and values.reference_tensor in (None, given.id):
+        ends = values.min_percentile, values.max_percentile
+        how = Normalisation("percentiles", *ends, added=float(values.eps))
+        chain.count(name, how, by_channel="c" not in over)
+    elif name == "zero_mean_unit_variance" and counts:
+        how = Normalisation("moments", added=float(values.eps))
+        chain.count(name, how, by_channel="c" not in over)
+    elif name == "fixed_zero_mean_unit_variance" and by_channel:
+        chain.affine(name, values.mean, values.std)
+    elif name == "scale_linear" and by_channel and np.all(values.gain):
+        gains = np.asarray(values.gain, np.float64)
+        chain.affine(name, -np.asarray(values.offset) / gains, 1 / gains)
+    elif name == "clip" and values.min_percentile is values.max_percentile is None:
+        chain.clip(*(-math.inf if values.min is None else values.min,
+                     math.inf if values.max is None else values.max))  # fmt: skip
+    else:
+        raise parcel.refuse(
+            f"{name} of its input is not done as it is said; {_DONE} are: do it to the volume "
+            "first, and leave the step out of the description"
+        )
 
 
 def _heads(parcel: Parcel, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe], str | None]:
@@ -153,23 +207,25 @@ def _heads(parcel: Parcel, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe
         activation: Any = None
         scaling = None
         for step in each.postprocessing:
-            name, values = str(step.id), step.kwargs
-            if name in ("sigmoid", "softmax"):
+            name, values, first = str(step.id), step.kwargs, activation is scaling is reduce is None
+            if first and (name == "sigmoid" or (name == "softmax" and values.axis == "channel")):
                 activation = name
-            elif name == "binarize" and isinstance(values.threshold, float) and len(outputs) == 1:
-                reduce = f"threshold:{values.threshold:g}"
-            elif name == "scale_linear" and isinstance(values.gain, float | int):
+            elif first and name == "scale_linear" and isinstance(values.gain, float | int):
                 scaling = (float(values.offset), float(values.gain))
-            elif name != "ensure_dtype":
+            elif name == "binarize" and isinstance(values.threshold, float) and len(outputs) == 1:
+                reduce = f"threshold:{values.threshold:.17g}"
+            elif name != "ensure_dtype" or not (first or reduce or "float" in values.dtype):
                 raise parcel.refuse(
-                    f"{name} of its output is not done; sigmoid, softmax, binarize by one number "
-                    "and scale_linear are: leave the step out of the description, and do it to "
-                    "what infer writes"
+                    f"{name} of its output is not done; one of sigmoid, softmax by channel and "
+                    "scale_linear is, and then binarize by one number: leave the step out of the "
+                    "description, and do it to what infer writes"
                 )
         kind: Any = "scores" if activation or reduce else "intensity"
         name = "out" if len(outputs) == 1 else f"out{number}"
-        if activation or reduce or scaling:
+        if kind == "scores":
             heads[name] = HeadRecipe(kind, activation, scaling)
+        elif scaling or "float" in each.dtype:  # else labels may be meant
+            heads[name] = HeadRecipe(kind, None, scaling or AS_IT_IS, each.dtype)
     return heads, reduce
 
 
@@ -273,89 +329,3 @@ def _ours(array: NDArray[Any], order: str) -> NDArray[Any]:
     if "c" not in order:
         array, order = array[:, None], order.replace("b", "bc", 1)
     return array.transpose([order.index(letter) for letter in "bczyx" if letter in order])
-
-
-_DONE = (
-    "scale_range, zero_mean_unit_variance, fixed_zero_mean_unit_variance, scale_linear, clip, "
-    "ensure_dtype"
-)
-
-
-class Chain:
-    """The steps of a network's input so far, as one normalisation for each channel.
-
-    Every step is affine or a clip, so a chain of them is ``clip((x - lower) / scale)``. A step that
-    counts numbers of the data must come first; one that is neither is refused by name.
-    """
-
-    def __init__(self, parcel: Parcel, channels: int) -> None:
-        self._parcel, self._channels = parcel, channels
-        self.each = [Normalisation()]
-        """One for all channels together, or one for each."""
-
-    def add(self, name: str, values: Any) -> None:
-        """Add a step of bioimage.io.
-
-        Args:
-            name: Its name.
-            values: Its keyword arguments, as attributes.
-
-        Raises:
-            UsageError: It is not done, or not at this place.
-        """
-        if name == "ensure_dtype":
-            return
-        if name == "scale_range" and values.reference_tensor in (None, "raw", "input"):
-            self.count("percentiles", values.min_percentile, values.max_percentile, values)
-        elif name == "zero_mean_unit_variance":
-            self.count("moments", 0.0, 1.0, values)
-        elif name == "fixed_zero_mean_unit_variance":
-            self.affine(values.mean, values.std)
-        elif name == "scale_linear":
-            gains = np.asarray(values.gain, np.float64)
-            self.affine(-np.asarray(values.offset) / gains, 1 / gains)
-        elif name == "clip" and None not in (values.min, values.max):
-            self.clip(values.min, values.max)
-        else:
-            raise self._parcel.refuse(
-                f"{name} of its input is not done, only {_DONE} are; do it to the volume first, "
-                "and leave the step out of the description"
-            )
-
-    def count(self, what: Any, lower: float, upper: float, values: Any) -> None:
-        """Normalise by numbers of the data."""
-        if self.each != [Normalisation()]:
-            raise self._parcel.refuse(
-                "a step that counts numbers of its input comes after another, which is not done"
-            )
-        how = Normalisation(what, lower, upper, added=float(values.eps))
-        axes = values.axes
-        together = axes is None or "channel" in axes or self._channels == 1
-        self.each = [how] if together else [how] * self._channels
-
-    def affine(self, lowers: ArrayLike, scales: ArrayLike) -> None:
-        """Subtract numbers and divide by others, each one for all channels or one a channel."""
-        numbers = np.stack(np.broadcast_arrays(lowers, scales), axis=-1).reshape(-1, 2).tolist()
-        size = max(len(numbers), len(self.each))
-        each, numbers = ([*some] * (size // len(some)) for some in (self.each, numbers))
-        self.each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
-
-    def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
-        if how.counts is not None and (lower, scale) != (0.0, 1.0):
-            raise self._parcel.refuse("its input is scaled again after numbers of it were counted, "
-                                     "which is not done")  # fmt: skip
-        span = how.upper - how.lower
-        first = how.lower + lower * span
-        clip = how.clip
-        if clip is not None:
-            low, high = ((each - lower) / scale for each in clip)
-            clip = min(low, high), max(low, high)
-        return replace(how, lower=first, upper=first + scale * span, clip=clip)
-
-    def clip(self, low: float, high: float) -> None:
-        """Clip what the steps so far have made."""
-        self.each = [
-            replace(how, clip=(max(low, how.clip[0]), min(high, how.clip[1])) if how.clip else
-                    (float(low), float(high)))
-            for how in self.each
-        ]  # fmt: skip

@@ -1,0 +1,87 @@
+"""The steps that a package does to a network's input, as one normalisation for each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ...base import UsageError
+from ...data import Normalisation
+
+
+class Chain:
+    """The steps so far.
+
+    Every step is affine or a clip, so a chain of them is ``clip((x - lower) / scale)``. One that
+    counts numbers of values that were scaled before is the same as one that counts those of the
+    values themselves, unless some were clipped or stayed 0.
+    """
+
+    def __init__(self, refuse: Callable[[str], UsageError], channels: int) -> None:
+        """``refuse`` makes the error that says what is not done."""
+        self._refuse, self._channels = refuse, channels
+        self.each = [Normalisation()]
+        """One for all channels together, or one for each."""
+
+    def count(self, name: str, how: Normalisation, *, by_channel: bool) -> None:
+        """Normalise by numbers of the data.
+
+        Args:
+            name: The name of the step, for messages.
+            how: How, for values that nothing was done to.
+            by_channel: True if numbers are counted for each channel.
+
+        Raises:
+            UsageError: What was done before does not let it.
+        """
+        size = self._channels if by_channel else 1
+        if len(self.each) not in (1, size) or not all(_falls_away(b, how) for b in self.each):
+            raise self._refuse(
+                f"{name} counts numbers of its input after another step, which is not done; do that"
+                " step to the volume first, and leave it out"
+            )
+        self.each = [how] * size
+
+    def affine(self, name: str, lowers: ArrayLike, scales: ArrayLike) -> None:
+        """Subtract numbers and divide by others, each one for all channels or one a channel.
+
+        Raises `UsageError` for another number of numbers than of channels.
+        """
+        numbers = np.stack(np.broadcast_arrays(lowers, scales), axis=-1).reshape(-1, 2).tolist()
+        if len(numbers) not in (1, self._channels):
+            raise self._refuse(f"{name} of its input has {len(numbers)} numbers, and the "
+                                     f"network takes {self._channels} channels")  # fmt: skip
+        size = max(len(numbers), len(self.each))
+        each, numbers = ([*some] * (size // len(some)) for some in (self.each, numbers))
+        self.each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
+
+    def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
+        if (how.counts is not None or how.nonzero) and (lower, scale) != (0.0, 1.0):
+            raise self._refuse("its input is scaled again after numbers of it were counted, "
+                                     "which is not done")  # fmt: skip
+        span = how.upper - how.lower
+        first = how.lower + lower * span
+        clip = how.clip
+        if clip is not None:
+            low, high = ((each - lower) / scale for each in clip)
+            clip = min(low, high), max(low, high)
+        return replace(how, lower=first, upper=first + scale * span, clip=clip)
+
+    def clip(self, low: float, high: float) -> None:
+        """Clip what the steps so far have made."""
+        self.each = [
+            replace(how, clip=(max(low, how.clip[0]), min(high, how.clip[1])) if how.clip else
+                    (float(low), float(high)))
+            for how in self.each
+        ]  # fmt: skip
+
+
+def _falls_away(before: Normalisation, how: Normalisation) -> bool:
+    """Whether a step makes no difference to one that counts numbers after it."""
+    if before == Normalisation():
+        return True
+    kept = before.clip is None and not before.nonzero and not how.nonzero
+    return kept and before.upper > before.lower and not how.added

@@ -1,0 +1,149 @@
+"""Steps that packages do to input and output: one normalisation for each channel, or refused."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.data import Normalisation
+from penstock.models.packages import bioimageio
+from penstock.models.packages.chain import Chain
+from penstock.models.packages.package import Parcel
+from penstock.models.recipe import AS_IT_IS, HeadRecipe
+
+SPACE = {"scale": 1.0, "unit": None, "halo": 0, "type": "space"}
+
+
+def axes(letters: str = "bczyx", **more: Any) -> list[Any]:
+    """The axes of a tensor as bioimageio.spec has them; ``more`` has members of some."""
+    names = {"b": "batch", "c": "channel"}
+    made = []
+    for letter in letters:
+        kind = {"type": names[letter]} if letter in names else SPACE
+        made.append(
+            SimpleNamespace(id=names.get(letter, letter), **kind | {**more.get(letter, {})})
+        )
+    return made
+
+
+def step(name: str, **values: Any) -> Any:
+    missing = {"reference_tensor": None, "min_percentile": None, "max_percentile": None,
+               "min": None, "max": None, "eps": 0.0, "offset": 0.0}  # fmt: skip
+    return SimpleNamespace(id=name, kwargs=SimpleNamespace(**missing | values))
+
+
+def before(*steps: Any, channels: int = 1, letters: str = "bczyx") -> Any:
+    given = SimpleNamespace(id="raw", axes=axes(letters), preprocessing=steps)
+    parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
+    return bioimageio._normalisation(parcel, given, channels)
+
+
+FLOATS = step("ensure_dtype", dtype="float32")
+PERCENTILES = {"min_percentile": 1, "max_percentile": 99}
+DOUBLED = step("scale_linear", gain=2.0)
+
+
+def test_steps_of_an_input_become_one_normalisation() -> None:
+    each = before(
+        FLOATS,
+        step("scale_linear", gain=[2.0, 0.5], offset=3.0, axis="channel"),
+        step("clip", min=10.0, max=90.0),
+        step("clip", max=80.0),
+        step("fixed_zero_mean_unit_variance", mean=40.0, std=8.0),
+        channels=2,
+    )
+    values = np.arange(0, 100, 7.0)
+    for how, gain in zip(each, (2.0, 0.5), strict=True):
+        wanted = ((values * gain + 3).clip(10, 80) - 40) / 8
+        np.testing.assert_allclose(how.of_array(values).applied(values), wanted)
+    over = step("scale_range", axes=["z", "y", "x"], reference_tensor="raw", **PERCENTILES)
+    assert before(over, channels=2) == (Normalisation("percentiles", 1, 99),) * 2
+    assert len(before(step("zero_mean_unit_variance", axes=None), channels=2)) == 1
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [step("scale_range", axes=["y", "x"], **PERCENTILES)],
+        [step("zero_mean_unit_variance", axes=["channel"])],
+        [step("scale_range", axes=None, reference_tensor="other", **PERCENTILES)],
+        [DOUBLED, step("zero_mean_unit_variance", axes=None)],
+        [step("fixed_zero_mean_unit_variance", mean=[1.0], std=[2.0], axis="z")],
+        [step("scale_linear", gain=0.0, offset=1.0)],
+        [step("clip", min_percentile=5)],
+        [DOUBLED, step("ensure_dtype", dtype="uint8")],
+        [step("blur")],
+    ],
+)
+def test_a_step_of_an_input_that_would_be_another_is_refused(steps: Any) -> None:
+    with pytest.raises(UsageError, match=rf"{steps[-1].id} of its input is not done"):
+        before(*steps)
+
+
+def test_numbers_that_are_counted_after_others(tmp_path) -> None:
+    def chain() -> Chain:
+        return Chain(Parcel(tmp_path, tmp_path, trusted=False).refuse, 2)
+
+    scores, values = Normalisation("moments"), np.random.default_rng(0).random((2, 50)) * 70
+    scaled = chain()
+    scaled.affine("first", [3.0, 4.0], 5.0)
+    scaled.count("next", Normalisation("percentiles", 0, 100), by_channel=True)
+    scaled.count("last", scores, by_channel=True)
+    assert scaled.each == [scores] * 2, "a z-score takes back what was affine"
+    for how, of in zip(scaled.each, values, strict=True):
+        np.testing.assert_allclose(
+            how.of_array(of).applied(of), how.of_array(of / 5).applied(of / 5)
+        )
+
+    def together(made: Chain) -> None:
+        made.affine("first", [3.0, 4.0], 5.0)
+
+    for begun in (
+        together,
+        lambda made: made.clip(0, 1),
+        lambda made: made.affine("first", 0.0, -1.0),
+        lambda made: made.count("first", Normalisation("moments", nonzero=True), by_channel=False),
+    ):
+        made = chain()
+        begun(made)
+        with pytest.raises(UsageError, match="last counts numbers of its input after another"):
+            made.count("last", scores, by_channel=False)
+    with pytest.raises(UsageError, match="first of its input has 3 numbers"):
+        chain().affine("first", [1.0, 2.0, 3.0], 1.0)
+
+
+def after(*steps: Any, dtype: str = "float32") -> Any:
+    parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
+    return bioimageio._heads(parcel, [SimpleNamespace(dtype=dtype, postprocessing=steps)])
+
+
+def test_steps_of_an_output_are_done_in_their_order_or_refused() -> None:
+    soft, sigmoid = step("softmax", axis="channel"), step("sigmoid")
+    cut, doubled = step("binarize", threshold=0.25), step("scale_linear", gain=2.0, offset=1.0)
+    assert after(soft, FLOATS) == ({"out": HeadRecipe("scores", "softmax")}, None)
+    assert after(sigmoid, cut) == ({"out": HeadRecipe("scores", "sigmoid")}, "threshold:0.25")
+    assert after(doubled)[0] == {"out": HeadRecipe("intensity", None, (1.0, 2.0), "float32")}
+    plain = {"out": HeadRecipe("intensity", None, AS_IT_IS, "float32")}
+    assert after(FLOATS)[0] == plain, "it does not go back to the scale of the input"
+    assert after(step("ensure_dtype", dtype="uint8"), dtype="uint8") == ({}, None)
+    for steps in ([sigmoid, doubled], [doubled, sigmoid], [doubled, doubled], [cut, sigmoid],
+                  [step("softmax", axis="y")], [sigmoid, step("ensure_dtype", dtype="uint8")],
+                  [step("clip", min=0.0)]):  # fmt: skip
+        with pytest.raises(UsageError, match=f"{steps[-1].id} of its output is not done"):
+            after(*steps)
+
+
+def test_halo_sides_and_voxel_size_are_those_of_the_input() -> None:
+    along = {"scale": 0.5, "unit": "nanometer", "size": SimpleNamespace(min=10, step=100)}
+    like = SimpleNamespace(axis_id="y", get_size=lambda axis, of, ref_size: ref_size + 8)
+    given = {axis.id: axis for axis in axes("yx", y=along, x=along | {"size": like})}
+    assert bioimageio._side(given, "y", 2) == 310 and bioimageio._side(given, "x", 2) == 318
+    half, double = (SimpleNamespace(halo=4, scale=scale) for scale in (1.0, 0.25))
+    assert bioimageio._halo(half, given["y"]) == 8, "4 voxels that are as large as 8"
+    assert bioimageio._halo(double, given["y"]) == 2
+    assert bioimageio._spacing(given, "yx")[0][1:] == (0.5, 0.5)
+    assert bioimageio._spacing(given, "yx")[1] == "nanometer"
+    given["x"].unit = None
+    assert bioimageio._spacing(given, "yx") == (None, "")
