@@ -1,5 +1,6 @@
 """Scenarios ``loader`` and ``ladder`` on real data."""
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -187,3 +188,10 @@ def test_any_array_is_measured_and_checked(tmp_path) -> None:
     assert facts["stored_bytes"] > 0
     checked = with_checks(open_dataset_or_array(path), range(16))
     assert checked.checks["data"].tolist() == [checksum(sample) for sample in values]
+
+
+def test_an_n5_whose_extents_are_no_numbers_is_refused(tmp_path) -> None:
+    about = {"dimensions": ["a", 5], "blockSize": [4, 5], "dataType": "uint8"}
+    (tmp_path / "attributes.json").write_text(json.dumps(about))
+    with pytest.raises(UsageError, match="holds no array"):
+        open_dataset_or_array(tmp_path)

@@ -145,6 +145,14 @@ def test_the_log_of_a_job(tmp_path) -> None:
     assert curve.places["step"][:2].tolist() == [55, 110]
 
 
+def test_readings_of_gpus_in_a_log_are_a_mean_as_they_have_no_times(tmp_path) -> None:
+    readings = "0, 97 %, 41 %, 55\n0, 57 %, 41 %, 55\n"
+    (path,) = write(tmp_path, {"slurm-77.out": f"{log('77', 1, 9.5)}{readings}"})
+    details = only(catalogue_of(path)).read()
+    assert "gpu_util_percent" not in details.curves
+    assert details.metrics["gpu_util_percent"] == 77.0
+
+
 @pytest.mark.parametrize(
     ("dates", "began"),
     [

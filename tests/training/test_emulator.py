@@ -248,7 +248,8 @@ def test_what_persists_is_the_latest_that_was_seen() -> None:
         def __init__(self, *channels: str) -> None:
             self.channels = channels
 
-    inputs: Any = Named("z_t+1", "z_t-1", "u_t+0", "z_t+0", "land")
-    assert last_seen(inputs, Named("u_t+1", "z_t-2", "land")) == [2, 1, 4]  # type: ignore[arg-type]
+    inputs: Any = Named("z_t+1", "z_t-1", "u_t+0", "z_t+0", "land", "sea_td2")
+    targets: Any = Named("u_t+1", "z_t-2", "land", "sea_td2")  # the last has no time step
+    assert last_seen(inputs, targets) == [2, 1, 4, 5]
     with pytest.raises(UsageError, match="the targets have w and the inputs do not"):
         last_seen(inputs, Named("w_t+1"))  # type: ignore[arg-type]

@@ -100,11 +100,11 @@ def _open_any(place: str | Path, name: str) -> Packed:
         return open_dataset(path, name)  # raises, since it is no data set
     with well_formed(f"{where}: holds no array", OSError):
         array = _open_array_alone(path, where)
-    if max(array.shape) > LONGEST:
-        raise UsageError(
-            f"{where}: its metadata claims the shape {array.shape}, and an axis has at most "
-            f"{LONGEST}"
-        )
+        if max(array.shape) > LONGEST:
+            raise UsageError(
+                f"{where}: its metadata claims the shape {array.shape}, and an axis has at most "
+                f"{LONGEST}"
+            )
     stored, decoded = stored_bytes(path), math.prod(array.shape) * array.dtype.itemsize
     document = {
         "path": str(path), "shape": array.shape, "chunks": array.chunks, "shards": array.shards,

@@ -114,6 +114,8 @@ def _scores(run: TrainingRun | None) -> dict[str, float]:
             "best_val_acc": run.scored(run.val_acc),
             "samples": run.samples,
             "epochs": run.epochs,
+            # A log says when none of its readings was taken, so there is no curve of them.
+            "gpu_util_percent": float(np.mean(run.utilisation)) if run.utilisation else None,
         }
     )
 
@@ -170,7 +172,4 @@ def _log_curves(run: TrainingRun) -> dict[str, RunCurve]:
         epochs, scores = np.transpose(points)
         steps = epochs * run.steps if run.steps else None
         curves[name] = curve_of(scores, step=steps, epoch=epochs)
-    if run.utilisation:
-        places = np.arange(1, len(run.utilisation) + 1)
-        curves["gpu_util_percent"] = curve_of(run.utilisation, True, step=places, seconds=places)
     return curves

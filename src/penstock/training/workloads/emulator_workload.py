@@ -12,6 +12,7 @@ The order of samples, and so the result, is the same for any number of pieces.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -295,10 +296,8 @@ def _base(channel: str) -> tuple[str, int]:
     >>> _base("tmp_500_t-1"), _base("land")
     (('tmp_500', -1), ('land', 0))
     """
-    base, mark, offset = channel.rpartition("_t")
-    if not mark or not offset[1:].isdigit():
-        return channel, 0
-    return base, int(offset)
+    named = re.fullmatch(r"(.+)_t([+-]\d+)", channel)  # as `channel_name` of packed data writes it
+    return (named[1], int(named[2])) if named else (channel, 0)
 
 
 def _bases(array: PackedArray) -> list[str]:
