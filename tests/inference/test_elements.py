@@ -181,6 +181,13 @@ def test_the_summary_says_how_evenly_processes_worked() -> None:
     assert "Workers: 3, 0.80 to 1.00 Mvox/s each while at work" in merged(speeds, 10.0, 9).lines()
 
 
+def test_a_run_of_which_no_process_left_its_times_has_a_summary() -> None:
+    """All were killed between their last block and their summary."""
+    said = "\n".join(merged({}, 0.0, 9).lines())
+    assert "Blocks written: 0 of 9 planned, 9 by an earlier run" in said
+    assert "Total time" not in said and "nan" not in said
+
+
 def test_the_voxels_of_blocks_are_those_of_their_boxes(tmp_path) -> None:
     made = opened(tmp_path / "out.zarr", (21, 30, 37), block=8, chunks=8).plan
     keys = {(0, *index) for index in indices(made.geometry.blocks.cells)}

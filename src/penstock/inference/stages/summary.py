@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -117,19 +118,20 @@ class Summary:
 
     @property
     def mb_per_second(self) -> float:
-        """Raw input bytes per second, in units of 10^6."""
-        return self.input_bytes / self.seconds / 1e6
+        """Raw input bytes per second, in units of 10^6; NaN if no process left its times."""
+        return self.input_bytes / (self.seconds or math.nan) / 1e6
 
     @property
     def mvox_per_second(self) -> float:
-        return self.voxels / self.seconds / 1e6
+        return self.voxels / (self.seconds or math.nan) / 1e6
 
     def lines(self) -> Iterator[str]:
         """The summary in words."""
-        yield f"Total time: {self.seconds:.2f} s"
-        of_all = "" if self.left_out is None else " of the volume, sample or not"
-        yield f"Throughput: {self.mb_per_second:.2f} MB/s{of_all}"
-        yield f"            {self.mvox_per_second:.2f} Mvox/s"
+        if self.seconds:
+            yield f"Total time: {self.seconds:.2f} s"
+            of_all = "" if self.left_out is None else " of the volume, sample or not"
+            yield f"Throughput: {self.mb_per_second:.2f} MB/s{of_all}"
+            yield f"            {self.mvox_per_second:.2f} Mvox/s"
         yield from self._worker_lines()
         for name, stage in self.stages.items():
             yield (
