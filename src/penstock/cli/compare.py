@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from ..base import CompareConfig, add_flags, check_outputs, from_flags, write_output
@@ -64,15 +65,14 @@ def run(args: argparse.Namespace) -> int:
     undecided = comparison.undecided if gated else []
     gate = gate_sentence(comparison, undecided) if gated else ""
     report = report_of_comparison(comparison, f"{args.a} to {args.b}", gate)
-    if args.json is not None:
-        text = json.dumps(comparison.as_dict() | {"gate": gate}, indent=1) + "\n"
-        write_output("--json", args.json, text, replace=replace)
-    if config.markdown is not None:
-        text = markdown_page(report, [()] * len(report.chapters))
-        write_output("--markdown", config.markdown, text, replace=replace)
-    if config.html is not None:
-        text = html_page(report, page_of_sides((args.a, args.b)))
-        write_output("--html", config.html, text, replace=replace)
+    texts: dict[str, Callable[[], str]] = {
+        "--json": lambda: json.dumps(comparison.as_dict() | {"gate": gate}, indent=1) + "\n",
+        "--markdown": lambda: markdown_page(report, [()] * len(report.chapters)),
+        "--html": lambda: html_page(report, page_of_sides((args.a, args.b))),
+    }
+    for flag, path in outputs:
+        if path is not None:
+            write_output(flag, path, texts[flag](), replace=replace)
     sections = (clipped(each) for chapter in report.chapters for each in chapter.sections)
     print(*in_text(sections), "", *report.about, *report.verdict[::-1], sep="\n")
     return 1 if comparison.regressed else 3 if undecided else 0

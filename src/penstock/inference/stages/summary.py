@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from pydantic import TypeAdapter
 
-from ...base import SUMMARY_FILE, format_bytes, format_seconds, plural, usable_cores
+from ...base import SUMMARY_FILE, format_bytes, format_seconds, group_by, plural, usable_cores
 from ...data import ChunkCount
 from ...instruments import StageTotals, bottleneck
 from ..opening.heads import Clipped
@@ -258,17 +259,15 @@ def merged(
 
 
 def _added_stages(each: Sequence[Mapping[str, StageTotals]]) -> dict[str, StageTotals]:
-    total: dict[str, list[StageTotals]] = {}
-    for name, stage in (item for stages in each for item in stages.items()):
-        total.setdefault(name, []).append(stage)
+    pairs = group_by((item for stages in each for item in stages.items()), itemgetter(0))
     return {
         name: StageTotals(
-            busy=sum(stage.busy for stage in some),
-            waited=sum(stage.waited for stage in some),
-            count=sum(stage.count for stage in some),
-            threads=max(stage.threads for stage in some),
+            busy=sum(stage.busy for _, stage in some),
+            waited=sum(stage.waited for _, stage in some),
+            count=sum(stage.count for _, stage in some),
+            threads=max(stage.threads for _, stage in some),
         )
-        for name, some in total.items()
+        for name, some in pairs.items()
     }
 
 
