@@ -8,6 +8,7 @@ import pytest
 
 import penstock
 from penstock.base import SuiteConfig, UsageError, absolute, build
+from penstock.base.files import set_aside
 from penstock.bench.suite import execute as suite
 from penstock.cli import main
 from penstock.data import Box, open_sink, open_source, write_data_set
@@ -37,6 +38,15 @@ def test_a_path_is_settled_as_the_system_follows_it(beside: Path) -> None:
     assert absolute("../in.zarr") == absolute("~/in.zarr") == beside / "in.zarr"
     assert absolute("link/../x") == beside / "far" / "x"
     assert absolute("link/x") == beside / "here" / "link" / "x"
+
+
+def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / "rows.jsonl").write_text(str(number))
+        set_aside(tmp_path / "rows.jsonl")
+        if number == 1:
+            (tmp_path / "rows-1.jsonl").unlink()
+    assert sorted(file.read_text() for file in tmp_path.iterdir()) == ["1", "2", "3"]
 
 
 SPECS: tuple[Any, ...] = (

@@ -57,6 +57,11 @@ def test_help_is_short_and_help_all_has_every_flag(verb: str, capsys, monkeypatc
         assert all(action.option_strings[0] in said for action in flags if action.option_strings)
 
 
+def test_a_short_spelling_may_have_its_value_behind_a_sign() -> None:
+    words = "infer --in-spec a --out-spec b --model-type=net.py:make --t 0".split()
+    assert spelled("infer a b --model=net.py:make --t 0".split()) == words
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import http.client
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,22 @@ def test_a_volume_has_three_planes() -> None:
     assert before.startswith(b"\x89PNG")
     assert main(["view", "volume.npy", "plane.npy"]) == 0, "which replaces what view has drawn"
     assert Path("view.png").read_bytes() != before
+
+
+def test_an_array_that_does_not_begin_at_0_has_the_same_picture() -> None:
+    pytest.importorskip("tensorstore")
+    assert main(["convert", "volume.npy", "volume.zarr", "--plain"]) == 0
+    stored = {"driver": "zarr3", "kvstore": f"file://{Path.cwd()}/volume.zarr/"}
+    shape, moved = (6, 40, 30), (7, -3, 90)
+    there = [{"input_dimension": axis, "offset": -by} for axis, by in enumerate(moved)]
+    ends = {"input_inclusive_min": moved, "input_shape": shape, "output": there}
+    words = argparse.Namespace(series=None, t=None, c=None)
+    for plain, other in zip(
+        view._planes("volume.npy", words),
+        view._planes(json.dumps(stored | {"transform": ends}), words),
+        strict=True,
+    ):
+        assert (plain[1] == other[1]).all()
 
 
 def test_pixels_are_left_out_by_pieces_as_in_the_whole(monkeypatch) -> None:

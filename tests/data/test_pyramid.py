@@ -199,6 +199,13 @@ def test_the_verb_takes_the_dtypes_of_labels(tmp_path, capsys) -> None:
     assert (np.asarray(made).squeeze() == windows(array, (2, 2, 2), mode)).all()
 
 
+@pytest.mark.parametrize("count", ["0", "-3"])
+def test_an_image_has_one_level_at_least(count: str, tmp_path, capsys) -> None:
+    path = image(tmp_path / "a.zarr", values("uint16", (4, 8, 8)))
+    assert main(["pyramid", path, "--levels", count]) == 2
+    assert f"--levels {count}: an image has 1 or more" in capsys.readouterr().err
+
+
 def test_levels_are_made_under_the_lock_of_runs(tmp_path, capsys) -> None:
     path = image(tmp_path / "a.zarr", values("uint16", (8, 16, 16)))
     prepared = OutputLock.take([open_written(path, "")], "array")

@@ -76,3 +76,6 @@ def test_a_folder_without_a_rate_is_refused(tmp_path) -> None:
     Path(tmp_path, "summary.json").write_text('{"voxels": 0, "seconds": 1}')
     with pytest.raises(UsageError, match="that run computed nothing"):
         measured_rate(tmp_path, planned())
+    Path(tmp_path, "summary.json").write_text('{"objects": 7}')  # as that of label
+    with pytest.raises(UsageError, match="has no voxels and seconds of infer: it lacks 'voxels'"):
+        measured_rate(tmp_path, planned())

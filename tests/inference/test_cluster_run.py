@@ -15,8 +15,10 @@ import numpy as np
 import psutil
 import pytest
 
+from penstock.base import InferConfig, UsageError, build
 from penstock.cli import main
 from penstock.inference.run_folder.folder import Notes, folder_at
+from penstock.inference.sharing.client import settled
 
 from ..preloaded import forked_workers, started
 from .cluster_kit import (
@@ -166,13 +168,26 @@ def test_bad_input_is_one_sentence(words: tuple[str, ...], said: str, capsys) ->
     assert not Path("out.zarr").exists()
 
 
+def test_workers_get_absolute_paths_of_all_that_they_read() -> None:
+    named = {"in_spec": "in.zarr", "out_spec": "out.zarr", "model_type": "identity"}
+    given = settled(build(InferConfig, named, {"mask": "mask.zarr", "trace": "t.json"}))
+    assert given.mask == str(Path("mask.zarr").absolute())
+    assert given.trace == Path("t.json").absolute()
+    with pytest.raises(UsageError, match="not arrays"):
+        settled(build(InferConfig, named, {"mask": np.ones((4, 4))}))
+
+
 @pytest.mark.slow
 def test_the_client_of_a_cluster_does_not_import_torch() -> None:
     write_input(SMALL)
     words = ["infer", *WORDS, *QUICK, "--out-spec", "out.zarr", "--cluster", "local:1"]
+    words += ["--trace", "trace.json", "--metrics-json", "metrics.json"]
     code = (
         "import sys; from penstock.cli import main; code = main(sys.argv[1:]); "
         "sys.exit(code or 'torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, *words], check=True)
     assert [*Path("out.zarr.penstock").glob("done-*.log")]
+    for name in ("trace", "metrics"):  # of each worker
+        (file,) = Path().glob(f"{name}*.json")
+        assert file.stem != name and json.loads(file.read_text())

@@ -187,6 +187,13 @@ def test_the_summary_says_how_evenly_processes_worked(monkeypatch) -> None:
     assert "1.0 of 64 cores were in use" in merged({"a": each["a"]}, 10.0, 9).bound_by
 
 
+def test_a_run_of_which_no_process_left_its_times_has_a_summary() -> None:
+    """All were killed between their last block and their summary."""
+    said = "\n".join(merged({}, 0.0, 9).lines())
+    assert "Blocks written: 0 of 9 planned, 9 by an earlier run" in said
+    assert "Total time" not in said and "nan" not in said
+
+
 def test_the_voxels_of_blocks_are_those_of_their_boxes(tmp_path) -> None:
     made = opened(tmp_path / "out.zarr", (21, 30, 37), block=8, chunks=8).plan
     keys = {(0, *index) for index in indices(made.geometry.blocks.cells)}

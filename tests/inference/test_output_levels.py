@@ -6,18 +6,36 @@ import json
 import os
 import shutil
 import signal
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.base.errors import Incomplete, UsageError
-from penstock.cli import main
-from penstock.data import OutputLock, add_levels, open_source, open_written, reduced
+from penstock.base import InferConfig, from_flags
+from penstock.base.errors import Incomplete, StageError, UsageError
+from penstock.cli import main, parser_of
+from penstock.data import (
+    Grid,
+    LevelBelow,
+    OutputLock,
+    add_levels,
+    open_source,
+    open_written,
+    reduced,
+)
 from penstock.data.stores import pyramid
+from penstock.data.stores.in_memory import MemorySink
 from penstock.inference.opening import outputs
+from penstock.inference.opening.job import Job
+from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages import output_levels
+from penstock.inference.stages.beginning import begun
+from penstock.inference.stages.first_level import FirstLevel
+from penstock.inference.stages.output_levels import completed
+from penstock.inference.stages.pipeline import compute
+from penstock.inference.stages.run import Run
 
 from ..parameters import mainly
 from .kit import Array
@@ -99,6 +117,48 @@ def test_the_first_level_is_made_of_blocks_as_they_come(blocks, room, later, mon
     assert infer("a.zarr", *blocks, "--patch", "3", "45", "20") == 0
     check("a.zarr", 2)
     assert bool(made) == later
+
+
+@pytest.mark.parametrize("room", [8, 0])
+def test_nothing_is_kept_of_cells_that_are_whole_or_have_no_room(room: int) -> None:
+    image, below = np.zeros((1, 1, 2, 2, 1600), "uint8"), np.zeros((1, 1, 1, 1, 800), "uint8")
+    above, sink = (MemorySink("", each, each.dtype, "") for each in (image, below))
+    sink.write_grid = (1, 1, 1, 1, 2)  # of two blocks
+    halved = LevelBelow(below.shape, (1, 1, 2, 2, 2), (1, 1, 2, 2, 2))
+    level = FirstLevel(above, halved, sink, "mean", room)
+    for number, box in enumerate(Grid(above.domain, (1, 1, 2, 2, 2))):
+        level.add(box, np.ones(box.shape, "uint8"), sink.write)
+        if number == 1:
+            tracemalloc.start()
+    ours = [tracemalloc.Filter(True, "*/first_level.py")]
+    held = tracemalloc.take_snapshot().filter_traces(ours).statistics("filename")
+    tracemalloc.stop()
+    assert below.all() if room else not below.any()
+    assert sum(each.size for each in held) < 4_000
+
+
+def test_a_share_that_is_done_again_leaves_no_hole_in_a_level(monkeypatch) -> None:
+    """Its blocks go into the level once more, and must not pass for others of a cell."""
+    note, calls = Journal.note, itertools.count()
+
+    def fails_once(*words: Any) -> None:
+        if next(calls) == 1:
+            raise OSError("of the second block")
+        note(*words)
+
+    monkeypatch.setattr(Journal, "note", fails_once)
+    more = "--block 4 64 64 --out-spec a.zarr --writer-workers 1".split()
+    args = parser_of(["infer"]).parse_args(["infer", *WORDS, *more])
+    job = Job(from_flags(InferConfig, args))
+    with begun(job) as (journal, lock):
+        run = Run(job, journal, lock)
+        run.open_outputs()
+        with run.at_work():
+            with pytest.raises(StageError, match="of the second block"):
+                compute(run, range(len(run.parts)), {})
+            compute(run, range(len(run.parts)), {})
+        completed(job, journal, lock, run.watch.summary(), run.request)
+    check("a.zarr", 2)
 
 
 def shown(path: str) -> list[dict[str, Any]]:

@@ -174,7 +174,7 @@ def test_selections(text: list[Any], chosen: tuple[int, ...]) -> None:
     assert select(text, 2, 6, "--t") == chosen
 
 
-@pytest.mark.parametrize("text", [["6"], ["1"], ["a"], ["3:3"], ["2", "2"], ["1:2:3:4"]])
+@pytest.mark.parametrize("text", [["6"], ["1"], ["a"], ["3:3"], ["2", "2"], ["1:2:3:4"], ["2:5:0"]])
 def test_selections_that_name_nothing_or_too_much(text: list[str]) -> None:
     with pytest.raises(UsageError, match="--t"):
         select(text, 2, 6, "--t")

@@ -58,7 +58,9 @@ def set_aside(path: Path) -> None:
     """Rename the file of an earlier part of a run, if there is one: its name gets a number."""
     if path.exists():
         number = len(list(path.parent.glob(f"{path.stem}*{path.suffix}")))
-        path.rename(path.with_stem(f"{path.stem}-{number}"))
+        while (aside := path.with_stem(f"{path.stem}-{number}")).exists():  # one before it is gone
+            number += 1
+        path.rename(aside)
 
 
 def absolute(path: str | Path) -> Path:

@@ -274,8 +274,8 @@ def spelled(words: list[str]) -> list[str]:
     )
     flags = zip(("--in-spec", "--out-spec"), places, strict=False)
     others = words[verb + len(places) :]
-    named = {"--model": "--model-type"}
-    return [*words[:verb], *itertools.chain(*flags), *(named.get(word, word) for word in others)]
+    named = (re.sub("^--model(?==|$)", "--model-type", word) for word in others)
+    return [*words[:verb], *itertools.chain(*flags), *named]
 
 
 def dashed(word: str) -> str:

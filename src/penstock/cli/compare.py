@@ -71,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
     undecided = comparison.undecided if gated else []
     gate = gate_sentence(comparison, undecided) if gated else ""
     report = report_of_comparison(comparison, f"{args.a} to {args.b}", gate)
-    pages: tuple[Callable[[], str], ...] = (
-        lambda: json_text(comparison.as_dict() | {"gate": gate}, 1),
-        lambda: markdown_page(report, [()] * len(report.chapters)),
-        lambda: html_page(report, page_of_sides((args.a, args.b))),
-    )
-    for (flag, path), page in zip(outputs, pages, strict=True):
+    texts: dict[str, Callable[[], str]] = {
+        "--json": lambda: json_text(comparison.as_dict() | {"gate": gate}, 1),
+        "--markdown": lambda: markdown_page(report, [()] * len(report.chapters)),
+        "--html": lambda: html_page(report, page_of_sides((args.a, args.b))),
+    }
+    for flag, path in outputs:
         if path is not None:
-            write_output(flag, path, page(), replace=replace)
+            write_output(flag, path, texts[flag](), replace=replace)
     sections = (clipped(each) for chapter in report.chapters for each in chapter.sections)
     print(*in_text(sections), "", *report.about, *report.verdict[::-1], sep="\n")
     return 1 if comparison.regressed else 3 if undecided else 0

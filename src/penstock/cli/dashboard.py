@@ -41,10 +41,7 @@ def run(args: argparse.Namespace) -> int:
         runs = plural(len(catalogue.runs), "run")
         print(f"{address}  {runs}; Ctrl-C ends it", flush=True)
 
-    def about() -> Report:
-        return _about(args.folders, len(catalogue.runs))
-
-    serve_runs(catalogue, about, args.port, say)
+    serve_runs(catalogue, lambda: _about(args.folders, len(catalogue.runs)), args.port, say)
     return 0
 
 

@@ -55,10 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for flag in ("keep", "grow"):
-        least = flag == "keep"
+    for flag, least in (("keep", 1), ("grow", 0)):
         if (said := getattr(args, flag)) is not None and said < least:
-            raise UsageError(f"--{flag} {said}: at least {least:d}")
+            raise UsageError(f"--{flag} {said}: at least {least}")
     replace = from_flags(Overwriting, args).overwrite
     drawing = Path(f"{PurePosixPath(args.out)}.png")
     if "://" not in args.out:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -58,10 +58,9 @@ def run(args: argparse.Namespace) -> int:
             config.output_dir / name, folders, config.overwrite_preproc, config.overwrite
         )
         work.append((split, name, file, folders, labels))
-    with contextlib.ExitStack() as stack:
-        cluster = None
-        if config.cluster is not None:
-            cluster = stack.enter_context(connect(config, say, libraries=CHIP_LIBRARIES))
+    named = config.cluster is not None
+    connected = connect(config, say, libraries=CHIP_LIBRARIES) if named else nullcontext()
+    with connected as cluster:
         cut = {each[1]: _cut(each, config, channels, cluster) for each in work}
         for note in cluster.notes("scene") if cluster else ():
             print(note)

@@ -62,6 +62,8 @@ def _add_in_place(args: argparse.Namespace) -> int:
     from ..data import open_source
 
     given = vars(args)
+    if args.levels is not None and args.levels < 1:
+        raise UsageError(f"--levels {args.levels}: an image has 1 or more")
     if given.get("resume"):
         raise UsageError("--resume goes with OUT; levels in place always go on where they ended")
     if getattr(open_source(args.path, raw=True, name="PATH"), "ome_version", None) is None:

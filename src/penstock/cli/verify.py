@@ -150,21 +150,16 @@ def _lines(
 
 
 def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str, Any]:
-    table: dict[str, Any] = {
+    recomputed = done and {"blocks": done.sampled, "of": done.population, "equal": done.equal}
+    table = {
         "outputs": [stored.written.name for stored in run.outputs],
         "run_dir": str(run.folder),
         "run": run.content.get("run"),
         "blocks": proof.blocks,
         "proven": proof.proven,
         "proven_bytes": proof.proven_bytes,
-        "recomputed": None,
+        "recomputed": recomputed,
     }
-    if done is not None:
-        table["recomputed"] = {
-            "blocks": done.sampled,
-            "of": done.population,
-            "equal": done.equal,
-        }
     return table | {kind: [_finding(run, each) for each in proof.of_kind(kind)] for kind in KINDS}
 
 

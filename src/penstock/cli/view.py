@@ -99,13 +99,14 @@ def _serve(args: argparse.Namespace) -> int:
 def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any, float]]:
     """The middle planes of an array: title, pixels, black and white, height of a pixel by width."""
     source, level = _coarse(path, args.series)
-    place = [side // 2 for side in source.domain.shape]
+    domain = source.domain
+    place = [low + side // 2 for low, side in zip(domain.start, domain.shape, strict=True)]
     for axis, flag in ((0, "t"), (1, "c")):
-        place[axis] = getattr(args, flag) or 0
-        if not 0 <= place[axis] < source.domain.shape[axis]:
+        low, high = domain.start[axis], domain.stop[axis]
+        place[axis] = low if (said := getattr(args, flag)) is None else said
+        if not low <= place[axis] < high:
             raise UsageError(
-                f"--{flag} {place[axis]} is out of range: {path} has 0 to "
-                f"{source.domain.shape[axis] - 1}"
+                f"--{flag} {place[axis]} is out of range: {path} has {low} to {high - 1}"
             )
     across = [2, 3, 4] if source.domain.shape[2] > 1 else [2]
     colored = getattr(source, "bands", False) and args.c is None
@@ -151,7 +152,7 @@ def _plane(
     start, shape = list(place), [1, channels, 1, 1, 1]
     kept = [each for each in (2, 3, 4) if each != axis]
     for each in kept:
-        start[each], shape[each] = 0, source.domain.shape[each]
+        start[each], shape[each] = source.domain.start[each], source.domain.shape[each]
     down, right = (math.ceil(shape[each] / _SIDE) for each in kept)
     plane, step = Box.of(start, shape), list(shape)
     step[kept[0]] = -(-source.chunks[kept[0]] // down) * down

@@ -206,13 +206,18 @@ class Unattended(Sharing):
         group="records",
     )
     metrics_json: Path | None = flag(
-        None, help="write queue and system metrics to this file", group="records"
+        None,
+        help="write queue and system metrics to this file; each worker of --cluster to one of its "
+        "own, with its name added",
+        group="records",
     )
     metrics_interval: Annotated[float, Field(gt=0)] = flag(
         1.0, help="seconds between rows of metrics", unit="seconds", group="records"
     )
     trace: Path | None = flag(
-        None, help="write a trace for Perfetto or chrome://tracing", group="records"
+        None,
+        help="write a trace for Perfetto or chrome://tracing, likewise",
+        group="records",
     )
 
 

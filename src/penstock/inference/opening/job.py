@@ -116,7 +116,7 @@ class Job:
         if self.tiled.measured and not self.trial:
             self.plan = _seam_trial(self, source).measured(self.plan)
         self.geometry = self.plan.geometry
-        self.source = source.with_cache(self.plan.cache_bytes)
+        self.source = source.with_cache(self.plan.memory.cache)
         as_stored = self.way is None and not self.values.first
         self.norm_source = self.source if as_stored else self.input
         if config.norm_level is not None:

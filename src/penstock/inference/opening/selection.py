@@ -257,7 +257,7 @@ def named_range(item: str, start: int, stop: int) -> range:
         return range(start, stop) if item == "all" else range(int(item), int(item) + 1)
     low, high, *step = (int(number) if number.strip() else None for number in item.split(":"))
     low, high = start if low is None else low, stop if high is None else high
-    named = range(low, high, *[number for number in step if number])
+    named = range(low, high, *[number for number in step if number is not None])
     # One index more than the input has is enough to raise the error.
     return named[: stop - start + 1]
 

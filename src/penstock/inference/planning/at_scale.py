@@ -23,6 +23,7 @@ from ...base import (
     format_seconds,
     plural,
     significant,
+    well_formed,
 )
 from ...data import in_words
 from ..run_folder.folder import folder_at, read_document, read_run
@@ -111,8 +112,9 @@ def measured_rate(place: Path | str, plan: Plan) -> tuple[float, str | None]:
             f"--rate {place}: neither a number of voxels per second nor the folder of a run that "
             "has ended"
         )
-    shares = summary.get("workers") or [summary]
-    rates = [share["voxels"] / share["seconds"] for share in shares if share["voxels"]]
+    with well_formed(f"--rate {place}: its {SUMMARY_FILE} has no voxels and seconds of infer"):
+        shares = summary.get("workers") or [summary]
+        rates = [share["voxels"] / share["seconds"] for share in shares if share["voxels"]]
     if not rates:
         raise UsageError(f"--rate {place}: that run computed nothing; give another run")
     fingerprint = read_run(folder).get("fingerprint", {})

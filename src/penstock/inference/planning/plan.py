@@ -42,7 +42,6 @@ class Plan:
 
     facts: Facts
     geometry: Geometry
-    batch: int
     num_blocks: int
     num_bricks: int
     num_patches: int
@@ -51,7 +50,6 @@ class Plan:
     stitching; see `brick_bytes`."""
     write_budget: int
     """Bytes of finished blocks that may wait to be written."""
-    cache_bytes: int
     memory: HostMemory
     memory_limit: int
     device_peak: int | None
@@ -154,7 +152,7 @@ class Plan:
         if self.device_peak is not None and free is not None and self.device_peak > free:
             raise Refused(
                 f"this job needs {format_bytes(self.device_peak)} on each device but "
-                f"{format_bytes(free)} are free; give a smaller --batch (now {self.batch})"
+                f"{format_bytes(free)} are free; give a smaller --batch (now {self.facts.batch})"
             )
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -163,7 +161,7 @@ class Plan:
         volumes = plural(facts.num_volumes, "volume")
         yield "volume", f"{in_words(geometry.written.shape)} voxels, {volumes}"
         word = "patch" if self.num_patches == 1 else "patches"
-        patches = f"{format_count(self.num_patches)} {word} in batches of {self.batch}"
+        patches = f"{format_count(self.num_patches)} {word} in batches of {facts.batch}"
         sides = f"{in_words(geometry.patch)}, overlap {in_words(geometry.overlap)}, {geometry.seam}"
         yield "patch", f"{sides}; {patches}"
         if facts.seams:
@@ -252,7 +250,7 @@ def make_plan(
             # which nobody has measured.
             plan.patch_amplification + plan.read_amplification / 4,
             # Then the smallest cache; but what is decoded to count values may be read again.
-            not facts.count_passes and plan.cache_bytes,
+            not facts.count_passes and plan.memory.cache,
         ),
     )
     if not facts.level_bytes:
@@ -281,7 +279,6 @@ def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int)
         decoding = max(0, plan.memory.decoding - cache)
         yield replace(
             plan,
-            cache_bytes=cache,
             memory=replace(plan.memory, cache=cache, decoding=decoding),
             read_bytes=int(decoded * facts.in_bytes * facts.stored_share) * facts.num_volumes,
         )
@@ -317,13 +314,11 @@ def _count(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) ->
     return Plan(
         facts=facts,
         geometry=geometry,
-        batch=facts.batch,
         num_blocks=len(geometry.blocks) * num_volumes,
         num_bricks=geometry.count_bricks() * num_volumes,
         num_patches=geometry.count_patches() * num_volumes,
         brick_budget=budget,
         write_budget=(config.writer_workers + 1) * block * facts.out_bytes,
-        cache_bytes=0,
         memory=HostMemory(
             base=facts.base_bytes,
             forward=computing + batch_bytes + gaps if facts.on_host else 0,

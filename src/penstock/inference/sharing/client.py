@@ -148,8 +148,9 @@ def absolute_reference(name: Any) -> str:
     return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
 
 
+_PLACES = "in_spec out_spec mask intensity weights run_dir table trace metrics_json".split()
 _ABSOLUTE: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys("in_spec out_spec intensity weights run_dir table".split(), absolute_place),
+    **dict.fromkeys(_PLACES, absolute_place),
     **dict.fromkeys(("model_type", "decoder"), absolute_reference),
 }
 """Functions that make settings absolute, by the names of those that name a place."""

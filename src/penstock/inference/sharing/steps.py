@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
-from ...base import SUMMARY_FILE, Incomplete, number_ranges, plural, share_of
+from ...base import SUMMARY_FILE, Incomplete, group_by, number_ranges, plural, share_of
 from ..opening.job import Job
 from ..planning.plan import missing_parts, written_in
 from ..run_folder.ending import EndRequest
@@ -148,13 +147,14 @@ def _lacking(job: Job, missing: dict[int, int]) -> Incomplete:
 
 def _together(job: Job, journal: Journal) -> Summary:
     """What all elements did, as if they had run side by side."""
-    starts: dict[str, dict[str, Summary]] = defaultdict(dict)
-    for writer, summary in summaries_of(journal.folder, "part-*").items():
-        starts[writer.rpartition("-")[0]][writer] = summary
-    planned = job.plan.num_blocks
+    summaries, planned = summaries_of(journal.folder, "part-*"), job.plan.num_blocks
     each = {
-        element: merged(of, sum(summary.seconds for summary in of.values()), planned)
-        for element, of in starts.items()
+        element: merged(
+            {writer: summaries[writer] for writer in starts},
+            sum(summaries[writer].seconds for writer in starts),
+            planned,
+        )
+        for element, starts in group_by(summaries, lambda name: name.rpartition("-")[0]).items()
     }
     longest = max((summary.seconds for summary in each.values()), default=0.0)
     return merged(

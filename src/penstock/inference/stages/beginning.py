@@ -173,12 +173,13 @@ def plan_numbers(plan: Plan) -> dict[str, Any]:
         Counts, bytes, amplifications, the shape of a block, and the parts of the memory ceiling.
     """
     names = (
-        *("num_blocks", "num_bricks", "num_patches", "batch", "voxels", "input_bytes"),
+        *("num_blocks", "num_bricks", "num_patches", "voxels", "input_bytes"),
         *("output_bytes", "read_bytes", "statistics_bytes", "patch_amplification"),
         *("read_amplification", "memory_limit", "device_peak"),
     )
     return {
         **{name: getattr(plan, name) for name in names},
+        "batch": plan.facts.batch,
         "block": list(plan.geometry.block),
         "parts": len(plan.parts),
         "devices": list(plan.facts.devices),

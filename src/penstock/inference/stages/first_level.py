@@ -32,12 +32,17 @@ class FirstLevel:
         self._most, self._lock = most_bytes, threading.Lock()
         self._halving = threading.Lock()
         """Held by one thread at a time, as halving takes memory for a block."""
-        self._open: dict[tuple[int, ...], NDArray[Any]] = {}
-        """The cells that are being filled."""
         self._missing: dict[tuple[int, ...], int] = {}
-        """Of each, the number of voxels that have not arrived."""
+        """Number of voxels that have not arrived, of each cell that has some."""
+        self._open: dict[tuple[int, ...], NDArray[Any]] = {}
+        """These cells, without those for which there was no room."""
         self._held = 0
-        self._given_up: set[tuple[int, ...]] = set()
+
+    def forget(self) -> None:
+        """Forget what has arrived, as an error leaves open which blocks will come once more. Cells
+        that lack a block then are never whole."""
+        with self._lock:
+            self._missing, self._open, self._held = {}, {}, 0
 
     def add(
         self, box: Box, array: NDArray[Any], write: Callable[[Box, NDArray[Any]], None]
@@ -67,29 +72,22 @@ class FirstLevel:
 
     def _merge(self, index: tuple[int, ...], part: Box, made: NDArray[Any]) -> NDArray[Any] | None:
         """Put voxels into a cell. Returns the cell if it is whole."""
-        if index in self._given_up:
-            return None
         box = self.cells.cell(index)
-        if index not in self._open:
+        if index not in self._missing:
             self._open[index], self._missing[index] = np.empty(box.shape, made.dtype), box.size
             self._held += self._open[index].nbytes
         shared = part & box
-        self._open[index][shared.within(box)] = made[shared.within(part)]
         self._missing[index] -= shared.size
-        if self._missing[index]:
-            self._make_room(index)
-            return None
-        return self._close(index)
-
-    def _make_room(self, newest: tuple[int, ...]) -> None:
-        """Give up the oldest cells while all together are too large."""
-        while self._held > self._most:
-            oldest = next(iter(self._open))
-            self._close(oldest)
-            # Noted, or the blocks that are still to come would begin the cell anew.
-            self._given_up.add(oldest)
-            if oldest == newest:
-                return
+        whole = not self._missing[index]
+        if whole:
+            del self._missing[index]
+        if index in self._open:
+            self._open[index][shared.within(box)] = made[shared.within(part)]
+            if whole:
+                return self._close(index)
+            while self._held > self._most:  # the oldest go
+                self._close(next(iter(self._open)))
+        return None
 
     def _close(self, index: tuple[int, ...]) -> NDArray[Any]:
         array = self._open.pop(index)

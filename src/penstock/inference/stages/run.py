@@ -114,5 +114,8 @@ class Run:
         """Queues for the next parts, as a flow ends with the last block or the first error. The
         arrays, and the net on each device, are kept."""
         self.watch.watchdog.forget()
+        if self.queues.flow.failed:
+            for level in self.levels.values():
+                level.forget()
         self.queues = Queues(self.job, self.queues.equipment)
         return self.queues

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from pydantic import TypeAdapter
 
-from ...base import SUMMARY_FILE, format_bytes, format_seconds, plural, usable_cores
+from ...base import SUMMARY_FILE, format_bytes, format_seconds, group_by, plural, usable_cores
 from ...data import ChunkCount
 from ...instruments import StageTotals, bottleneck
 from ..opening.heads import Clipped
@@ -117,19 +119,20 @@ class Summary:
 
     @property
     def mb_per_second(self) -> float:
-        """Raw input bytes per second, in units of 10^6."""
-        return self.input_bytes / self.seconds / 1e6
+        """Raw input bytes per second, in units of 10^6; NaN if no process left its times."""
+        return self.input_bytes / (self.seconds or math.nan) / 1e6
 
     @property
     def mvox_per_second(self) -> float:
-        return self.voxels / self.seconds / 1e6
+        return self.voxels / (self.seconds or math.nan) / 1e6
 
     def lines(self) -> Iterator[str]:
         """The summary in words."""
-        yield f"Total time: {self.seconds:.2f} s"
-        of_all = "" if self.left_out is None else " of the volume, sample or not"
-        yield f"Throughput: {self.mb_per_second:.2f} MB/s{of_all}"
-        yield f"            {self.mvox_per_second:.2f} Mvox/s"
+        if self.seconds:
+            yield f"Total time: {self.seconds:.2f} s"
+            of_all = "" if self.left_out is None else " of the volume, sample or not"
+            yield f"Throughput: {self.mb_per_second:.2f} MB/s{of_all}"
+            yield f"            {self.mvox_per_second:.2f} Mvox/s"
         yield from self._worker_lines()
         for name, stage in self.stages.items():
             yield (
@@ -256,17 +259,15 @@ def merged(
 
 
 def _added_stages(each: Sequence[Mapping[str, StageTotals]]) -> dict[str, StageTotals]:
-    total: dict[str, list[StageTotals]] = {}
-    for name, stage in (item for stages in each for item in stages.items()):
-        total.setdefault(name, []).append(stage)
+    pairs = group_by((item for stages in each for item in stages.items()), itemgetter(0))
     return {
         name: StageTotals(
-            busy=sum(stage.busy for stage in some),
-            waited=sum(stage.waited for stage in some),
-            count=sum(stage.count for stage in some),
-            threads=max(stage.threads for stage in some),
+            busy=sum(stage.busy for _, stage in some),
+            waited=sum(stage.waited for _, stage in some),
+            count=sum(stage.count for _, stage in some),
+            threads=max(stage.threads for _, stage in some),
         )
-        for name, some in total.items()
+        for name, some in pairs.items()
     }
 
 

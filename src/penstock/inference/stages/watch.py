@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -133,7 +133,7 @@ class Watch:
         """Of each head, the number of values that were clipped, and of all."""
         self._counting = threading.Lock()
         self._sampler: Sampler | None = None
-        self._cpu_before = _cpu_seconds()
+        self._cpu_before = time.process_time()
 
     @contextlib.contextmanager
     def sampling(
@@ -238,7 +238,7 @@ class Watch:
         """What this process has done so far, in ``seconds``, by default those since it began."""
         plan, journal = self.job.plan, self.journal
         seconds = self.probe.elapsed if seconds is None else seconds
-        totals, cpu_seconds = self.probe.totals(), _cpu_seconds() - self._cpu_before
+        totals, cpu_seconds = self.probe.totals(), time.process_time() - self._cpu_before
         stages = {name: totals[name] for name in _STAGES if name in totals}
         clipped = zip(self.job.heads, self.job.sinks, self._clipped, strict=True)
         return Summary(
@@ -267,11 +267,6 @@ class Watch:
             values=self.job.values.line,
             seams=plan.facts.seams,
         )
-
-
-def _cpu_seconds() -> float:
-    now = os.times()
-    return now.user + now.system
 
 
 def _export(rows: Path, metrics: Path, replace: bool) -> None:

@@ -92,14 +92,6 @@ def values_in(
     return back.apply(array, seen, share)
 
 
-def merge(there: NDArray[Any], values: NDArray[Any], *, summed: bool) -> None:
-    """Merge a brick's contribution to a head into its part of a block."""
-    if summed:
-        np.add(there, values, out=there)
-    else:
-        there[...] = values
-
-
 @dataclass(slots=True)
 class Assembly:
     """Takes bricks in visiting order, and returns complete blocks."""
@@ -136,8 +128,12 @@ class Assembly:
                 if head is not None and share.size:
                     held = self.placed(number, brick.support if summed else brick.core)
                     values = values_in(geometry, head, held, share, summed=summed)
-                    there = share.within(self.placed(number, block.box))
-                    merge(block.arrays[number][(slice(None), *there)], values, summed=summed)
+                    place = (slice(None), *share.within(self.placed(number, block.box)))
+                    there = block.arrays[number][place]
+                    if summed:
+                        np.add(there, values, out=there)
+                    else:
+                        there[...] = values
             block.missing -= (reach & block.box).size
             if block.missing == 0:
                 yield self.open.pop((brick.volume, index))

@@ -66,15 +66,13 @@ class BrickShape:
 @lru_cache(maxsize=8)
 def largest_brick(geometry: Geometry) -> BrickShape:
     """A brick that is as long, on each axis, as the longest brick on that axis."""
-    reads, supports, hulls = [], [], []
+    sides = []
     for axis in range(3):
         _, read, support, _ = bricks_along(geometry, axis)
         inside = _mirrored(read, geometry.domain.start[axis], geometry.domain.stop[axis])
         hull = Spans(np.minimum(read.start, inside.start), np.maximum(read.stop, inside.stop))
-        reads.append(int(read.length.max()))
-        supports.append(int(support.length.max()))
-        hulls.append(int(hull.length.max()))
-    return BrickShape(*(Box.of((0, 0, 0), lengths) for lengths in (reads, supports, hulls)))
+        sides.append([int(spans.length.max()) for spans in (read, support, hull)])
+    return BrickShape(*(Box.of((0, 0, 0), each) for each in zip(*sides, strict=True)))
 
 
 def read_range(box: Box, domain: Box) -> Box:
