@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, require
-from .frames import physical_size, shown_channel
+from .frames import Sizes, shown_channel, sizes_of
 from .protocols import chosen_of, in_words
-from .sliced import Asked, OpenedArray, Readable, Sizes
+from .sliced import Asked, OpenedArray, Readable
 
 _DTYPES = {
     "Gray8": "uint8", "Gray16": "uint16", "Gray32Float": "float32",
@@ -141,26 +141,27 @@ def _channels(says: ElementTree.Element) -> list[dict[str, Any]]:
     ]
 
 
-def _interval(says: ElementTree.Element) -> float | None:
-    """The seconds from one time to the next; None where they are not known or not even."""
+def _interval(says: ElementTree.Element) -> Any:
+    """The seconds from one time to the next, as the file says or as its times are, if even."""
     positions = says.find(f"{_DIMENSIONS}/T/Positions")
     if positions is None:
         return None
     steps = np.diff(np.array((positions.findtext("List/Offsets") or "").split(), float))
     if steps.size and np.allclose(steps, steps.mean(), rtol=_EVEN):
-        return physical_size(steps.mean())
-    return physical_size(positions.findtext("Interval/Increment"))
+        return steps.mean()
+    return positions.findtext("Interval/Increment")
 
 
 def _sizes(says: ElementTree.Element, corner: Mapping[str, int], by: int) -> Sizes:
     """The sizes of voxels. A voxel's centre is that of the ``by`` by ``by`` that it is made of."""
-    sizes: dict[str, tuple[float, str, float]] = {}
-    for distance in says.findall("./Metadata/Scaling/Items/Distance"):
-        axis = distance.get("Id", "").lower()
-        if axis in _AXES and (meters := physical_size(distance.findtext("Value"))) is not None:
-            size, longer = meters * _MICROMETERS, by if axis in corner else 1
-            place = corner.get(axis, 0) + (longer - 1) / 2
-            sizes[axis] = size * longer, "micrometer", size * place
-    if (seconds := _interval(says)) is not None:
-        sizes["t"] = seconds, "second", 0.0
+    distances = says.findall("./Metadata/Scaling/Items/Distance")
+    meters = {each.get("Id", "").lower(): each.findtext("Value") for each in distances}
+    sizes = sizes_of([
+        ("t", _interval(says), "second", 0.0),
+        *((axis, meters.get(axis), "micrometer", 0.0) for axis in "zyx"),
+    ])  # fmt: skip
+    for axis in sizes.keys() & {*"zyx"}:
+        size, longer = sizes[axis][0] * _MICROMETERS, by if axis in corner else 1
+        place = corner.get(axis, 0) + (longer - 1) / 2
+        sizes[axis] = size * longer, "micrometer", size * place
     return sizes

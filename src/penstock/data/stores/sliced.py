@@ -6,7 +6,7 @@ import math
 import mmap
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from ...base import as_usage_error, scrub
 from ..box import Box
 from .cf_packing import Packing
-from .frames import Described, Framed, axis_letter, canonical, source_axes, to_five, to_tczyx
+from .frames import (
+    Described,
+    Framed,
+    Sizes,
+    axis_letter,
+    canonical,
+    source_axes,
+    to_five,
+    to_tczyx,
+)
 from .protocols import AXES, BoxReader, check_dtype, source_fingerprint
 
 
@@ -146,10 +155,6 @@ class FrameStack(Readable):
         frame = self._read(place)
         out[...] = frame[inside]
         give_back(frame)
-
-
-Sizes = Mapping[str, tuple[float, str | None, float]]
-"""The size of a voxel, its unit, and the position of the first one, by axis."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
