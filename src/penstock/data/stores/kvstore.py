@@ -260,7 +260,7 @@ def first_sentence(error: BaseException) -> str:
     text = re.sub(r"\s*\[(source locations|[\w-]+)=.*", "", str(error), flags=re.DOTALL)
     text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
     text = re.sub(r"All \d+ retry attempts failed: ", "", text)
-    if codec := re.search(r'member "(filters)"|"name": "([^"]+)" is not registered', text):
+    if codec := re.search(r'member "(filters)"|"(?:name|id)": "([^"]+)" is not registered', text):
         codecs = "filters of Zarr 2" if codec[1] else codec[2]
         text = (
             f"its chunks pass through {codecs}, and such are not read here; copy the array by "
