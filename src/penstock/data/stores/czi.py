@@ -83,26 +83,54 @@ class _TiledScene(Readable):
         if others := [axis for axis, n in ends.items() if n > 1 and axis not in "TZCYX"]:
             raise UsageError(f"{where}: has {ends[others[0]]} along {others[0]}, which is not read")
         channels, sides = ends["C"] * self.samples, (rectangle.h // by, rectangle.w // by)
+        self._ends = ends
         self.shape = (ends["T"], ends["Z"], channels, *sides)
         self.rank = 2
 
     def read_frame(
         self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
     ) -> None:
-        t, z = place
-        channels, rows, columns = (
-            range(*part.indices(side)) for part, side in zip(inside, self.shape[2:], strict=True)
-        )
-        by, x, y = self._by, self._rectangle.x, self._rectangle.y
-        region = x + columns.start * by, y + rows.start * by, len(columns) * by, len(rows) * by
+        channels, planes, region = self._planes(place, inside)
         pictures = {
-            c: self._reader.read(region, {"T": t, "Z": z, "C": c}, self._scene, 1 / by)
-            for c in sorted({channel // self.samples for channel in channels})
+            plane["C"]: self._reader.read(region, plane, self._scene, 1 / self._by)
+            for plane in planes
         }
         for number, channel in enumerate(channels):
             c, sample = divmod(channel, self.samples)
             # Stored are blue, green and red.
             out[number] = pictures[c][..., self.samples - 1 - sample]
+
+    def is_absent(self, index: tuple[slice, ...]) -> bool:
+        """Whether no tile covers a part."""
+        numbers: list[int] = []
+
+        def add(number: int, tile: Any) -> bool:
+            numbers.append(number)
+            return False
+
+        of_scene = {} if self._scene is None else {"S": self._scene}
+        for place in self.places(index):
+            _, planes, region = self._planes(place, index[self.rank :])
+            for plane in planes:
+                # Tiles of one plane may lack its axis.
+                stored = {axis: n for axis, n in plane.items() if self._ends[axis] > 1} | of_scene
+                self._reader.enumerate_subblocks_subset(
+                    add, stored or None, region, only_layer0=True
+                )
+        return not numbers
+
+    def _planes(
+        self, place: tuple[int, ...], inside: tuple[slice, ...]
+    ) -> tuple[range, list[dict[str, int]], tuple[int, ...]]:
+        """The channels of a part of a frame, the planes of the file that hold them, and the region
+        of these as x, y, width and height."""
+        channels, rows, columns = (
+            range(*part.indices(side)) for part, side in zip(inside, self.shape[2:], strict=True)
+        )
+        by, x, y = self._by, self._rectangle.x, self._rectangle.y
+        region = x + columns.start * by, y + rows.start * by, len(columns) * by, len(rows) * by
+        stored = sorted({channel // self.samples for channel in channels})
+        return channels, [{"T": place[0], "Z": place[1], "C": c} for c in stored], region
 
 
 def _tiles(

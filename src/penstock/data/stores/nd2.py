@@ -60,6 +60,7 @@ def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     )  # fmt: skip
     labels = [*(letter for letter, _ in lead), "c", "y", "x"]
     planned, there = math.prod(counts), attributes.sequenceCount
+    array.is_absent = False if there < planned else None
     lost = {
         f"the input holds {there} frames of {planned}; the others read as 0": there < planned,
         "the input's positions of the stage go no further": places,

@@ -58,13 +58,15 @@ class Asked:
 
 
 class Readable(ABC):
-    """An array that is read frame by frame into another one. If the file may lack parts, it has a
-    method ``is_absent`` of an index."""
+    """An array that is read frame by frame into another one."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     rank: int
     """The number of leading axes, along which frames are stacked."""
+    is_absent: Any = None
+    """Tells of an index whether the file lacks all of it; False if it may lack parts and cannot
+    say which; None if it lacks none."""
 
     def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
         """Read a part into an array of its shape."""
@@ -257,7 +259,7 @@ class SlicedSource(BoxReader, Framed):
 
     @property
     def tells_absent(self) -> bool | None:
-        return self._is_absent is not None or None
+        return None if self._is_absent is None else bool(self._is_absent)
 
     def absent(self, cells: Sequence[Box]) -> list[Box]:
         is_absent = self._is_absent
