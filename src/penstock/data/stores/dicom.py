@@ -97,16 +97,18 @@ def _in_order(slices: Sequence[Any], where: str) -> list[list[Any]]:
             raise UsageError(f"{where}: {_name(each)} has another {differs[0]} than {_name(first)}")
     by_place = groupby(sorted(slices, key=_place), key=lambda each: round(_place(each), _DIGITS))
     places = [list(each) for _, each in by_place]
-    fewest, most = (choose(places, key=len) for choose in (min, max))
-    if len(fewest) < len(most):
-        raise UsageError(
-            f"{where}: {_name(most[-2])} and {_name(most[-1])} lie at one place, of which others "
-            f"have {plural(len(fewest), 'slice')}"
-        )
-    _check_even([each[0] for each in places], where)
+    fewest = min(map(len, places))
     for each in places:
-        each.sort(key=lambda header: int(header.get("InstanceNumber") or 0))
+        each.sort(key=_number)
+        if len(each) > fewest or len({*map(_number, each)}) < len(each):
+            raise UsageError(f"{where}: {_name(each[-2])} and {_name(each[-1])} lie at one place")
+    _check_even([each[0] for each in places], where)
     return list(map(list, zip(*places, strict=True)))
+
+
+def _number(each: Any) -> int:
+    """The number of a slice in its series."""
+    return int(each.get("InstanceNumber") or 0)
 
 
 def _check_even(slices: Sequence[Any], where: str) -> None:

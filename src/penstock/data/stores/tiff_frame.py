@@ -22,8 +22,8 @@ from .raster import ALPHA_IS_READ, MASK_STAYS, POINTS_STAY, UNITS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
-_BESIDE = ("Thumbnail", "Label", "Macro", "Map")
-"""The pictures beside the one of a slide, by tifffile's names."""
+_BESIDE = (("svs", "Thumbnail"), ("svs", "Label"), ("svs", "Macro"))
+"""The pictures beside the one of a slide, by tifffile's kinds and names."""
 _CODEC = {"NONE": "", "ADOBE_DEFLATE": "deflate", "PACKBITS": "packbits"}
 PLAIN = ("shaped", "generic", "uniform")
 _INSTRUMENTS = ("lsm", "stk", "svs")
@@ -56,7 +56,8 @@ def chosen_series(file: Any, said: int | None, where: str) -> int:
     }
     pictures = {
         number: words[number] for number, each in enumerate(file.series)
-        if not int(each.keyframe.subfiletype) & _REDUCED_OR_MASK and each.name not in _BESIDE
+        if not int(each.keyframe.subfiletype) & _REDUCED_OR_MASK
+        and (each.kind, each.name) not in _BESIDE
     }  # fmt: skip
     return chosen_of((said is None and pictures) or words, said, "series", where)
 
@@ -180,7 +181,8 @@ def _imagej_sizes(page: Any, imagej: Mapping[str, Any]) -> Sizes:
     resolution = (page.tags.valueof(name) for name in ("XResolution", "YResolution"))
     along_x, along_y = (said[1] / said[0] if said and said[0] else None for said in resolution)
     each = {"x": along_x, "y": along_y, "z": imagej.get("spacing")}
-    units = {axis: _imagej_unit(imagej.get(f"{axis}unit") or imagej.get("unit")) for axis in each}
+    unit = _imagej_unit(imagej.get("unit"))
+    units = {axis: _imagej_unit(imagej.get(f"{axis}unit")) or unit for axis in each}
     seconds = _imagej_unit(imagej.get("tunit", "sec"))
     return sizes_of([
         ("t", imagej.get("finterval"), seconds, 0.0),
@@ -219,7 +221,7 @@ def _instrument_sizes(file: Any, page: Any) -> Sizes:
     said: list[tuple[str, Any, str | None, float]]
     if lsm := file.lsm_metadata:
         said = [(axis, lsm[f"VoxelSize{axis.upper()}"] * 1e6, "micrometer", 0.0) for axis in "zyx"]
-        said.append(("t", lsm["TimeIntervall"], "second", 0.0))
+        said.append(("t", lsm.get("TimeIntervall"), "second", 0.0))
     elif stk := file.stk_metadata:
         unit = unit_name(stk.get("CalibrationUnits", ""))
         each = {axis: stk.get(f"{axis.upper()}Calibration") for axis in "yx"}
