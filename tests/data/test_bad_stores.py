@@ -31,12 +31,13 @@ def empty(folder: Path) -> Path:
     return folder / "a.zarr"
 
 
-def filtered(zarr_format: Literal[2, 3], folder: Path) -> Path:
+def filtered(zarr_format: Literal[2, 3], folder: Path, compressor: Any = None) -> Path:
     """An array whose numbers zarr-python makes of others."""
     attributes = {"shape": [2, 2], "fill_value": 0}
     if zarr_format == 2:
-        attributes |= {"zarr_format": 2, "chunks": [2, 2], "dtype": "<i4", "compressor": None,
-                       "filters": [{"id": "delta", "dtype": "<i4"}], "order": "C"}  # fmt: skip
+        attributes |= {"zarr_format": 2, "chunks": [2, 2], "dtype": "<i4", "compressor": compressor,
+                       "filters": None if compressor else [{"id": "delta", "dtype": "<i4"}],
+                       "order": "C"}  # fmt: skip
         return saved(folder, ".zarray", json.dumps(attributes)).parent
     grid = {"name": "regular", "configuration": {"chunk_shape": [2, 2]}}
     codecs = [{"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}, {"name": "bytes"}]
@@ -99,6 +100,7 @@ class TestBadInput:
             (lambda d: odd_image(d, translation="a"), "metadata is malformed: could not convert"),
             (lambda d: saved(d, "a.json", '{"refs": {}}'), r"a\.json: a list of kerchunk's refer"),
             (partial(filtered, 2), "pass through filters of Zarr 2, and such are not read here"),
+            (partial(filtered, 2, compressor={"id": "adler32"}), "pass through adler32, and such"),
             (partial(filtered, 3), "pass through numcodecs.delta, and such are not read here"),
             (bad_multiscales, "metadata is malformed: it lacks 'datasets'"),
             (lambda d: leads_out(d, "../secret"), r"names '../secret', which"),

@@ -88,7 +88,11 @@ def test_a_gap_is_named() -> None:
     Path("chest/IM1").unlink()
     refused("chest", "IM3 and IM4 lie 5 mm apart, where others lie 2.5 mm apart")
     write_slice("chest/IM1", 1)
-    refused("chest", "IM1 and IM3 lie at one place, of which others have 1 slice")
+    refused("chest", "IM1 and IM3 lie at one place")
+    write_series("twice")
+    for number in range(len(SLICES)):
+        write_slice(f"twice/again{number}", number)
+    refused("twice", "IM0 and again0 lie at one place")
 
 
 def test_several_slices_at_each_place_are_times() -> None:

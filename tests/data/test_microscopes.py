@@ -108,6 +108,9 @@ def test_czi_of_colours_and_what_no_tile_covers() -> None:
     assert (made[0, :, 0, :40, :50] == colours.transpose(2, 0, 1)[::-1]).all()  # blue is first
     assert not made[..., 50:60].any()
     assert source.notes == ("the input's tiles cover at most 72.7 % of it; gaps read as 0",)
+    low, high = (Box((0, 0, 0, y, 50), (1, 3, 1, y + 10, 60)) for y in (0, 40))
+    beside = Box((0, 0, 0, 40, 0), (1, 3, 1, 50, 61))
+    assert source.tells_absent and source.absent([low, beside, high]) == [low, high]
 
 
 TIMES = [
@@ -141,6 +144,15 @@ def test_times_and_colours_of_czi(positions: str, interval: tuple[float, str | N
     assert (source.scale[0], source.units[0]) == pytest.approx(interval)
     shown = [(each["label"], each["color"]) for each in source.omero]
     assert shown == [("DAPI", "00A1FF"), ("GFP", "00FF5B")]
+
+
+def test_a_plane_that_a_czi_lacks_is_absent() -> None:
+    with czi.create_czi("a.czi") as file:
+        for t, c in ((0, 0), (0, 1), (1, 0)):
+            file.write(CZYX[c, t], plane={"T": t, "C": c})
+    source = open_source("a.czi")
+    cells = [Box((t, c, 0, 0, 0), (t + 1, c + 1, 1, 70, 90)) for t, c in np.ndindex(2, 2)]
+    assert source.absent(cells) == cells[3:] and not source.read(cells[3]).any()
 
 
 def test_a_block_of_czi_decodes_the_tiles_that_it_touches() -> None:
@@ -198,6 +210,7 @@ def test_nd2_that_lacks_frames_says_so() -> None:
     write_nd2("a.nd2", FRAMES[:4, :1], [("z", 4)], absent=[3])
     source, made = read("a.nd2")
     assert source.notes == ("the input holds 3 frames of 4; the others read as 0",)
+    assert source.tells_absent is False  # which ones, the library does not say
     assert (made[0, 0] == nd2.imread("a.nd2")).all() and not made[0, 0, 3].any()
 
 

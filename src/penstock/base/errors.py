@@ -119,13 +119,13 @@ class NotComparable(PenstockError):
 
 
 def describe(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none. What follows a colon at
-    its end counts too."""
+    """The first line of an error's message, or its type where it has none. If it ends with a colon,
+    three more count."""
     message = error.with_flags if isinstance(error, PenstockError) else str(error)
     lines = [line.strip() for line in message.strip().splitlines()]
     if not lines:
         return type(error).__name__
-    return " ".join((lines[0], "; ".join(lines[1:] if lines[0].endswith(":") else ()))).strip()
+    return " ".join((lines[0], "; ".join(lines[1:4] if lines[0].endswith(":") else ()))).strip()
 
 
 @contextmanager

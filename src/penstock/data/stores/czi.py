@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, require
-from .frames import physical_size, shown_channel
+from .frames import Sizes, shown_channel, sizes_of
 from .protocols import chosen_of, in_words
-from .sliced import Asked, OpenedArray, Readable, Sizes
+from .sliced import Asked, OpenedArray, Readable
 
 _DTYPES = {
     "Gray8": "uint8", "Gray16": "uint16", "Gray32Float": "float32",
@@ -83,26 +83,54 @@ class _TiledScene(Readable):
         if others := [axis for axis, n in ends.items() if n > 1 and axis not in "TZCYX"]:
             raise UsageError(f"{where}: has {ends[others[0]]} along {others[0]}, which is not read")
         channels, sides = ends["C"] * self.samples, (rectangle.h // by, rectangle.w // by)
+        self._ends = ends
         self.shape = (ends["T"], ends["Z"], channels, *sides)
         self.rank = 2
 
     def read_frame(
         self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
     ) -> None:
-        t, z = place
-        channels, rows, columns = (
-            range(*part.indices(side)) for part, side in zip(inside, self.shape[2:], strict=True)
-        )
-        by, x, y = self._by, self._rectangle.x, self._rectangle.y
-        region = x + columns.start * by, y + rows.start * by, len(columns) * by, len(rows) * by
+        channels, planes, region = self._planes(place, inside)
         pictures = {
-            c: self._reader.read(region, {"T": t, "Z": z, "C": c}, self._scene, 1 / by)
-            for c in sorted({channel // self.samples for channel in channels})
+            plane["C"]: self._reader.read(region, plane, self._scene, 1 / self._by)
+            for plane in planes
         }
         for number, channel in enumerate(channels):
             c, sample = divmod(channel, self.samples)
             # Stored are blue, green and red.
             out[number] = pictures[c][..., self.samples - 1 - sample]
+
+    def is_absent(self, index: tuple[slice, ...]) -> bool:
+        """Whether no tile covers a part."""
+        numbers: list[int] = []
+
+        def add(number: int, tile: Any) -> bool:
+            numbers.append(number)
+            return False
+
+        of_scene = {} if self._scene is None else {"S": self._scene}
+        for place in self.places(index):
+            _, planes, region = self._planes(place, index[self.rank :])
+            for plane in planes:
+                # Tiles of one plane may lack its axis.
+                stored = {axis: n for axis, n in plane.items() if self._ends[axis] > 1} | of_scene
+                self._reader.enumerate_subblocks_subset(
+                    add, stored or None, region, only_layer0=True
+                )
+        return not numbers
+
+    def _planes(
+        self, place: tuple[int, ...], inside: tuple[slice, ...]
+    ) -> tuple[range, list[dict[str, int]], tuple[int, ...]]:
+        """The channels of a part of a frame, the planes of the file that hold them, and the region
+        of these as x, y, width and height."""
+        channels, rows, columns = (
+            range(*part.indices(side)) for part, side in zip(inside, self.shape[2:], strict=True)
+        )
+        by, x, y = self._by, self._rectangle.x, self._rectangle.y
+        region = x + columns.start * by, y + rows.start * by, len(columns) * by, len(rows) * by
+        stored = sorted({channel // self.samples for channel in channels})
+        return channels, [{"T": place[0], "Z": place[1], "C": c} for c in stored], region
 
 
 def _tiles(
@@ -141,26 +169,27 @@ def _channels(says: ElementTree.Element) -> list[dict[str, Any]]:
     ]
 
 
-def _interval(says: ElementTree.Element) -> float | None:
-    """The seconds from one time to the next; None where they are not known or not even."""
+def _interval(says: ElementTree.Element) -> Any:
+    """The seconds from one time to the next, as the file says or as its times are, if even."""
     positions = says.find(f"{_DIMENSIONS}/T/Positions")
     if positions is None:
         return None
     steps = np.diff(np.array((positions.findtext("List/Offsets") or "").split(), float))
     if steps.size and np.allclose(steps, steps.mean(), rtol=_EVEN):
-        return physical_size(steps.mean())
-    return physical_size(positions.findtext("Interval/Increment"))
+        return steps.mean()
+    return positions.findtext("Interval/Increment")
 
 
 def _sizes(says: ElementTree.Element, corner: Mapping[str, int], by: int) -> Sizes:
     """The sizes of voxels. A voxel's centre is that of the ``by`` by ``by`` that it is made of."""
-    sizes: dict[str, tuple[float, str, float]] = {}
-    for distance in says.findall("./Metadata/Scaling/Items/Distance"):
-        axis = distance.get("Id", "").lower()
-        if axis in _AXES and (meters := physical_size(distance.findtext("Value"))) is not None:
-            size, longer = meters * _MICROMETERS, by if axis in corner else 1
-            place = corner.get(axis, 0) + (longer - 1) / 2
-            sizes[axis] = size * longer, "micrometer", size * place
-    if (seconds := _interval(says)) is not None:
-        sizes["t"] = seconds, "second", 0.0
+    distances = says.findall("./Metadata/Scaling/Items/Distance")
+    meters = {each.get("Id", "").lower(): each.findtext("Value") for each in distances}
+    sizes = sizes_of([
+        ("t", _interval(says), "second", 0.0),
+        *((axis, meters.get(axis), "micrometer", 0.0) for axis in "zyx"),
+    ])  # fmt: skip
+    for axis in sizes.keys() & {*"zyx"}:
+        size, longer = sizes[axis][0] * _MICROMETERS, by if axis in corner else 1
+        place = corner.get(axis, 0) + (longer - 1) / 2
+        sizes[axis] = size * longer, "micrometer", size * place
     return sizes

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, as_usage_error, plural, require
 from .cf_packing import packing_of, same_in_all
+from .frames import said_of
 from .protocols import chosen_of
 from .sliced import Asked, FrameStack, OpenedArray
 
@@ -29,8 +30,8 @@ _OTHERS = (
 _RESCALED = (("scale_factor", "RescaleSlope", 1), ("add_offset", "RescaleIntercept", 0))
 _TOLERANCE = 0.01
 """The part of a voxel by which slices may lie beside their places."""
-_ONE_PLACE = 1e-3
-"""The millimeters below which slices lie at one place."""
+_DIGITS = 3
+"""The digits of millimeters that tell places apart."""
 
 
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
@@ -94,21 +95,20 @@ def _in_order(slices: Sequence[Any], where: str) -> list[list[Any]]:
         }
         if differs := [member for member, same in alike.items() if not same]:
             raise UsageError(f"{where}: {_name(each)} has another {differs[0]} than {_name(first)}")
-    places: list[list[Any]] = []
-    for each in sorted(slices, key=_place):
-        if places and _place(each) - _place(places[-1][0]) < _ONE_PLACE:
-            places[-1].append(each)
-        else:
-            places.append([each])
-    fewest, most = (choose(places, key=len) for choose in (min, max))
-    if len(fewest) < len(most):
-        raise UsageError(
-            f"{where}: {_name(most[-2])} and {_name(most[-1])} lie at one place, of which others "
-            f"have {plural(len(fewest), 'slice')}"
-        )
+    by_place = groupby(sorted(slices, key=_place), key=lambda each: round(_place(each), _DIGITS))
+    places = [list(each) for _, each in by_place]
+    fewest = min(map(len, places))
+    for each in places:
+        each.sort(key=_number)
+        if len(each) > fewest or len({*map(_number, each)}) < len(each):
+            raise UsageError(f"{where}: {_name(each[-2])} and {_name(each[-1])} lie at one place")
     _check_even([each[0] for each in places], where)
-    times = zip(*(sorted(each, key=_number) for each in places), strict=True)
-    return [list(each) for each in times]
+    return list(map(list, zip(*places, strict=True)))
+
+
+def _number(each: Any) -> int:
+    """The number of a slice in its series."""
+    return int(each.get("InstanceNumber") or 0)
 
 
 def _check_even(slices: Sequence[Any], where: str) -> None:
@@ -121,11 +121,6 @@ def _check_even(slices: Sequence[Any], where: str) -> None:
                 f"{where}: {_name(a)} and {_name(b)} lie {apart:g} mm apart, where others "
                 f"lie {step:g} mm apart: slices are missing between them, or are not evenly spaced"
             )
-
-
-def _number(each: Any) -> int:
-    """The number of a slice in its series."""
-    return int(each.get("InstanceNumber") or 0)
 
 
 def _place(each: Any) -> float:
@@ -175,28 +170,31 @@ def _opened(times: Sequence[Sequence[Any]], asked: Asked, cache_bytes: int) -> O
         chunks=(*(1,) * len(lead), *frame),
         sizes=sizes,
         packing=packing_of(says, dtype, where),
-        notes=list(_notes(times, straight)),
+        notes=_notes(times, straight),
         cache_bytes=cache_bytes,
         again=partial(_opened, times, asked),
     )
 
 
-def _notes(times: Sequence[Sequence[Any]], straight: bool) -> Iterator[str]:
+def _notes(times: Sequence[Sequence[Any]], straight: bool) -> list[str]:
     slices, first = times[0], times[0][0]
-    if len(times) > 1:
-        yield (
-            f"the input has {len(times)} slices at each place, which are taken for times, in the "
-            "order of their InstanceNumber"
-        )
-    if not straight:
-        yield "the input's slices are turned or flipped in space; only their sizes go further"
     moved = np.subtract(slices[-1].ImagePositionPatient, first.ImagePositionPatient)
     aside = np.abs(np.dot(_axes(first), moved)).max()
-    if aside > _TOLERANCE * min(first.PixelSpacing):
-        yield "the input's slices are shifted against each other, as by a tilted gantry"
-    if first.PhotometricInterpretation == "MONOCHROME1":
-        yield "the input is MONOCHROME1, white at 0, and its numbers are read as stored"
-    if "ModalityLUTSequence" in first:
-        yield "the input's ModalityLUTSequence is not applied: its numbers are read as stored"
-    if (padding := first.get("PixelPaddingValue")) is not None:
-        yield f"the input's PixelPaddingValue {padding} counts as a value"
+    padding = first.get("PixelPaddingValue")
+    return said_of({
+        f"the input has {len(times)} slices at each place, which are taken for times, in the order "
+        "of their InstanceNumber": len(times) > 1,
+        "the input's slices are turned or flipped in space; only their sizes go further": (
+            not straight
+        ),
+        "the input's slices are shifted against each other, as by a tilted gantry": (
+            aside > _TOLERANCE * min(first.PixelSpacing)
+        ),
+        "the input is MONOCHROME1, white at 0, and its numbers are read as stored": (
+            first.PhotometricInterpretation == "MONOCHROME1"
+        ),
+        "the input's ModalityLUTSequence is not applied: its numbers are read as stored": (
+            "ModalityLUTSequence" in first
+        ),
+        f"the input's PixelPaddingValue {padding} counts as a value": padding is not None,
+    })  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +203,29 @@ def physical_size(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return size if size and math.isfinite(size) else None
+
+
+Sizes = Mapping[str, tuple[float, str | None, float]]
+"""The size of a voxel, its unit, and the position of the first one, by axis."""
+
+
+def sizes_of(said: Iterable[tuple[str, Any, str | None, float]]) -> dict[str, Any]:
+    """The sizes that are known of what a file says.
+
+    Args:
+        said: An axis, the size of a voxel along it as it stands in the file, its unit, and the
+            position of the first one.
+
+    Returns:
+        A mapping as `Sizes` is.
+    """
+    read = ((axis, physical_size(value), unit, place) for axis, value, unit, place in said)
+    return {axis: (size, unit, place) for axis, size, unit, place in read if size is not None}
+
+
+def said_of(sentences: Mapping[str, Any]) -> list[str]:
+    """The sentences that are true: those whose value is."""
+    return [sentence for sentence, is_so in sentences.items() if is_so]
 
 
 def unit_name(symbol: str) -> str | None:

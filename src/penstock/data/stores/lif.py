@@ -10,9 +10,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...base import UsageError, require
-from .frames import physical_size, shown_channel, unit_name
+from .frames import Sizes, shown_channel, sizes_of, unit_name
 from .protocols import chosen_of, in_words, listed
-from .sliced import Asked, FrameStack, OpenedArray, Sizes
+from .sliced import Asked, FrameStack, OpenedArray
 
 _DIMENSIONS = {"1": "x", "2": "y", "3": "z", "4": "t"}
 """The axis of each dimension that has a size, by its number in the file."""
@@ -85,14 +85,15 @@ def _letter(label: str) -> str:
 
 
 def _sizes(image: Any) -> Sizes:
-    sizes = {}
-    for says in image.xml_element.findall(f"{_IMAGE}/Dimensions/DimensionDescription"):
-        axis, count = _DIMENSIONS.get(says.get("DimID", "")), int(says.get("NumberOfElements", 1))
-        # The length is that from the first element to the last.
-        size = physical_size(float(says.get("Length", 0)) / max(1, count - 1))
-        if axis is not None and size is not None:
-            origin, unit = float(says.get("Origin", 0)), says.get("Unit", "")
-            if unit == "m":
-                size, origin, unit = size * _MICROMETERS, origin * _MICROMETERS, "micrometer"
-            sizes[axis] = size, unit_name(unit), origin
-    return sizes
+    says = image.xml_element.findall(f"{_IMAGE}/Dimensions/DimensionDescription")
+    return sizes_of(_size(each) for each in says if each.get("DimID") in _DIMENSIONS)
+
+
+def _size(says: Any) -> tuple[str, float, str | None, float]:
+    """The axis of a dimension, and its size, unit and origin."""
+    unit, count = says.get("Unit", ""), int(says.get("NumberOfElements", 1))
+    long, unit = (_MICROMETERS, "micrometer") if unit == "m" else (1.0, unit)
+    # The length is that from the first element to the last.
+    size = long * float(says.get("Length", 0)) / max(1, count - 1)
+    axis, origin = _DIMENSIONS[says.get("DimID")], long * float(says.get("Origin", 0))
+    return axis, size, unit_name(unit), origin

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, require
-from .frames import shown_channel
+from .frames import Sizes, said_of, shown_channel
 from .protocols import chosen_of
-from .sliced import Asked, FrameStack, OpenedArray, Sizes
+from .sliced import Asked, FrameStack, OpenedArray
 
 _LOOPS = {"TimeLoop": "t", "NETimeLoop": "t", "ZStackLoop": "z", "XYPosLoop": "p"}
 """The axis of each kind of loop of an experiment; p are positions of the stage."""
@@ -59,11 +59,12 @@ def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         [n for _, n in lead], frame, reader.dtype, read, cache_bytes if packed else 0
     )  # fmt: skip
     labels = [*(letter for letter, _ in lead), "c", "y", "x"]
-    planned, there, notes = math.prod(counts), attributes.sequenceCount, list[str]()
-    if there < planned:
-        notes.append(f"the input holds {there} frames of {planned}; the others read as 0")
-    if places:
-        notes.append("the input's positions of the stage go no further")
+    planned, there = math.prod(counts), attributes.sequenceCount
+    array.is_absent = False if there < planned else None
+    lost = {
+        f"the input holds {there} frames of {planned}; the others read as 0": there < planned,
+        "the input's positions of the stage go no further": places,
+    }
     return OpenedArray(
         array=array,
         labels=labels,
@@ -77,7 +78,7 @@ def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         bands=samples > 1,
         cache_bytes=cache_bytes if packed else 0,
         again=partial(open_array, asked) if packed else None,
-        notes=notes,
+        notes=said_of(lost),
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, format_bytes, require
 from .cf_packing import packing_of
-from .frames import unit_name
+from .frames import said_of, unit_name
 from .sliced import Asked, OpenedArray
 
 _AXES = "xyztc"
@@ -32,22 +32,22 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     if not np.isfinite(header.get_zooms()).all() or not np.isfinite(affine).all():
         raise UsageError(f"{where}: its header has a size or an affine that is not finite")
     stored = _stored(asked.file, image.dataobj, where)
-    rank, notes = stored.ndim, list[str]()
+    rank = stored.ndim
     says = {"scale_factor": image.dataobj.slope, "add_offset": image.dataobj.inter}
     lengths, times = header.get_xyzt_units()
-    if lengths == "unknown":
-        lengths = "mm"
-        notes.append("the header names no unit; sizes are taken as millimeters, as elsewhere")
-    space, time = (unit_name(_UNITS.get(unit, unit)) for unit in (lengths, times))
+    space = unit_name("mm" if lengths == "unknown" else lengths)
+    time = unit_name(_UNITS.get(times, times))
     # Without a direction of its own, a voxel's place is size times index and an origin.
     straight = np.allclose(affine[:3, :3], np.diag(np.diag(affine)[:3]))
     turned = not straight or (np.diag(affine)[:3] < 0).any()
-    if asked.file.suffix.lower() == ".gz":
-        size = format_bytes(stored.nbytes)
-        notes.append(
-            f"the input is one compressed stream, so all of it is in memory: {size}; "
-            "penstock convert IN OUT.zarr makes an array of it that is read in parts"
-        )
+    notes = {
+        "the header names no unit; sizes are taken as millimeters, as elsewhere": (
+            lengths == "unknown"
+        ),
+        "the input is one compressed stream, so all of it is in memory: "
+        f"{format_bytes(stored.nbytes)}; penstock convert IN OUT.zarr makes an array of it that "
+        "is read in parts": asked.file.suffix.lower() == ".gz",
+    }
     units = (space, space, space, time, None)
     origin = (*((0.0,) * 3 if turned else affine[:3, 3]), 0.0, 0.0)
     each = zip(_AXES, header.get_zooms(), units, origin, strict=False)
@@ -58,7 +58,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         sizes={axis: (float(size) or 1.0, unit, float(place)) for axis, size, unit, place in each},
         packing=None if asked.raw else packing_of(says, stored.dtype.newbyteorder("="), where),
         affine=affine.tolist() if turned else None,
-        notes=notes,
+        notes=said_of(notes),
     )
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, as_usage_error, describe, require, scrub
 from .cf_packing import Packing, packing_of, same_in_all
-from .frames import shown_channel, unit_name
+from .frames import said_of, shown_channel, unit_name
 from .protocols import Source, check_dtype, suffix_of
 from .sliced import Asked, OpenedArray
 
@@ -47,6 +47,7 @@ _CUT_OFF = re.compile(r"CURL error|HTTP response code: (408|429|5\d\d)|[Rr]ead e
 
 _LOST = '["unretrievable'
 """GDAL's mark of the ellipsoid of a code that it does not know; it takes WGS 84 in its place."""
+MASK_STAYS = "the input has a mask, which is not read: what it masks counts as values"
 POINTS_STAY = "the input's ground control points or RPCs are not carried to any output"
 TEXT_STAYS = "what the input's text for OME or ImageJ says is read of a file on this machine only"
 UNITS_STAY = "the units that the input gives its bands ({}) are not carried to any output"
@@ -137,20 +138,18 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
             f"{where}: has {len(dataset.subdatasets)} images, and GDAL reads one; of a TIFF file "
             "on this machine all are read"
         )
-    notes = []
-    if re.search("<OME|^ImageJ=", dataset.tags().get("TIFFTAG_IMAGEDESCRIPTION", "")):
-        notes.append(TEXT_STAYS)
     transform, crs = dataset.transform, dataset.crs
     straight = transform.b == transform.d == 0 and not transform.is_identity
     per_dataset = require("rasterio.enums", "scenes").MaskFlags.per_dataset
-    if any(per_dataset in flags for flags in dataset.mask_flag_enums):
-        notes.append("the input has a mask, which is not read: what it masks counts as values")
-    if dataset.gcps[0] or dataset.rpcs:
-        notes.append(POINTS_STAY)
-    if any(each.name == "alpha" for each in dataset.colorinterp):
-        notes.append(ALPHA_IS_READ)
-    if units := ", ".join(dict.fromkeys(filter(None, dataset.units))):
-        notes.append(UNITS_STAY.format(units))
+    description = dataset.tags().get("TIFFTAG_IMAGEDESCRIPTION", "")
+    units = ", ".join(dict.fromkeys(filter(None, dataset.units)))
+    lost = {
+        TEXT_STAYS: re.search("<OME|^ImageJ=", description),
+        MASK_STAYS: any(per_dataset in flags for flags in dataset.mask_flag_enums),
+        POINTS_STAY: dataset.gcps[0] or dataset.rpcs,
+        ALPHA_IS_READ: any(each.name == "alpha" for each in dataset.colorinterp),
+        UNITS_STAY.format(units): units,
+    }
     unit = unit_name(crs.linear_units) if crs is not None and crs.is_projected else None
     sizes = {"y": (abs(transform.e), unit, 0.0), "x": (transform.a, unit, 0.0)}
     rows, columns = dataset.block_shapes[0]
@@ -160,7 +159,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         chunks=(1, rows, columns),
         sizes=sizes if straight else {},
         omero=[shown_channel(text) for text in dataset.descriptions],
-        notes=notes,
+        notes=said_of(lost),
         packing=None if asked.raw else _packing(dataset, where),
         bands=True,
         georeferenced=(crs is not None or not transform.is_identity or dataset.nodata is not None),

@@ -6,7 +6,7 @@ import math
 import mmap
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from ...base import as_usage_error, scrub
 from ..box import Box
 from .cf_packing import Packing
-from .frames import Described, Framed, axis_letter, canonical, source_axes, to_five, to_tczyx
+from .frames import (
+    Described,
+    Framed,
+    Sizes,
+    axis_letter,
+    canonical,
+    source_axes,
+    to_five,
+    to_tczyx,
+)
 from .protocols import AXES, BoxReader, check_dtype, source_fingerprint
 
 
@@ -49,13 +58,15 @@ class Asked:
 
 
 class Readable(ABC):
-    """An array that is read frame by frame into another one. If the file may lack parts, it has a
-    method ``is_absent`` of an index."""
+    """An array that is read frame by frame into another one."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     rank: int
     """The number of leading axes, along which frames are stacked."""
+    is_absent: Any = None
+    """Tells of an index whether the file lacks all of it; False if it may lack parts and cannot
+    say which; None if it lacks none."""
 
     def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
         """Read a part into an array of its shape."""
@@ -146,10 +157,6 @@ class FrameStack(Readable):
         frame = self._read(place)
         out[...] = frame[inside]
         give_back(frame)
-
-
-Sizes = Mapping[str, tuple[float, str | None, float]]
-"""The size of a voxel, its unit, and the position of the first one, by axis."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -252,7 +259,7 @@ class SlicedSource(BoxReader, Framed):
 
     @property
     def tells_absent(self) -> bool | None:
-        return self._is_absent is not None or None
+        return None if self._is_absent is None else bool(self._is_absent)
 
     def absent(self, cells: Sequence[Box]) -> list[Box]:
         is_absent = self._is_absent

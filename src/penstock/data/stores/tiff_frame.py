@@ -8,22 +8,22 @@ meaning) as z where there is no other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 
 from .cf_packing import Packing, packing_of, same_in_all
-from .frames import physical_size, shown_channel, unit_name
+from .frames import Sizes, said_of, shown_channel, sizes_of, unit_name
 from .ome_levels import array_below
 from .protocols import check_dtype, chosen_of, in_words
-from .raster import ALPHA_IS_READ, POINTS_STAY, UNITS_STAY
+from .raster import ALPHA_IS_READ, MASK_STAYS, POINTS_STAY, UNITS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
-_BESIDE = ("Thumbnail", "Label", "Macro", "Map")
-"""The pictures beside the one of a slide, by tifffile's names."""
+_BESIDE = (("svs", "Thumbnail"), ("svs", "Label"), ("svs", "Macro"))
+"""The pictures beside the one of a slide, by tifffile's kinds and names."""
 _CODEC = {"NONE": "", "ADOBE_DEFLATE": "deflate", "PACKBITS": "packbits"}
 PLAIN = ("shaped", "generic", "uniform")
 _INSTRUMENTS = ("lsm", "stk", "svs")
@@ -56,7 +56,8 @@ def chosen_series(file: Any, said: int | None, where: str) -> int:
     }
     pictures = {
         number: words[number] for number, each in enumerate(file.series)
-        if not int(each.keyframe.subfiletype) & _REDUCED_OR_MASK and each.name not in _BESIDE
+        if not int(each.keyframe.subfiletype) & _REDUCED_OR_MASK
+        and (each.kind, each.name) not in _BESIDE
     }  # fmt: skip
     return chosen_of((said is None and pictures) or words, said, "series", where)
 
@@ -147,18 +148,13 @@ def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
     }
 
 
-Sizes = dict[str, tuple[float, str | None, float]]
-"""Size of a voxel, its unit, and the voxel at the physical position 0, by axis."""
-
-
 def _ome_sizes(pixels: ElementTree.Element) -> Sizes:
-    sizes: Sizes = {}
-    for axis in "tzyx":
-        key = "TimeIncrement" if axis == "t" else f"PhysicalSize{axis.upper()}"
-        if (size := physical_size(pixels.get(key))) is not None:
-            unit = unit_name(pixels.get(f"{key}Unit", "s" if axis == "t" else "µm"))
-            sizes[axis] = size, unit, 0.0
-    return sizes
+    keys = {"t": ("TimeIncrement", "s")}
+    keys |= {axis: (f"PhysicalSize{axis.upper()}", "µm") for axis in "zyx"}
+    return sizes_of(
+        (axis, pixels.get(key), unit_name(pixels.get(f"{key}Unit", unit)), 0.0)
+        for axis, (key, unit) in keys.items()
+    )
 
 
 def _ome_channels(pixels: ElementTree.Element) -> list[dict[str, Any]]:
@@ -178,24 +174,24 @@ def _ground_sizes(page: Any) -> Sizes:
     said = page.geotiff_tags or {}
     unit = "meter" if said.get("ProjLinearUnitsGeoKey") == _METRE else None
     sizes = zip("xy", said.get("ModelPixelScale", ()), strict=False)
-    return {axis: (float(size), unit, 0.0) for axis, size in sizes if size > 0}
+    return sizes_of((axis, size, unit, 0.0) for axis, size in sizes if size > 0)
 
 
 def _imagej_sizes(page: Any, imagej: Mapping[str, Any]) -> Sizes:
-    sizes: Sizes = {}
+    resolution = (page.tags.valueof(name) for name in ("XResolution", "YResolution"))
+    along_x, along_y = (said[1] / said[0] if said and said[0] else None for said in resolution)
+    each = {"x": along_x, "y": along_y, "z": imagej.get("spacing")}
     unit = _imagej_unit(imagej.get("unit"))
-    x_per_pixel, y_per_pixel = (
-        physical_size(tag.value[1] / tag.value[0]) if tag and tag.value[0] else None
-        for tag in (page.tags.get("XResolution"), page.tags.get("YResolution"))
-    )
-    each = {"x": x_per_pixel, "y": y_per_pixel, "z": physical_size(imagej.get("spacing"))}
-    for axis, size in each.items():
-        named = _imagej_unit(imagej.get(f"{axis}unit")) or unit
-        if size is not None and named is not None:
-            sizes[axis] = size, named, float(imagej.get(f"{axis}origin") or 0)
-    if (interval := physical_size(imagej.get("finterval"))) is not None:
-        sizes["t"] = interval, _imagej_unit(imagej.get("tunit", "sec")), 0.0
-    return sizes
+    units = {axis: _imagej_unit(imagej.get(f"{axis}unit")) or unit for axis in each}
+    seconds = _imagej_unit(imagej.get("tunit", "sec"))
+    return sizes_of([
+        ("t", imagej.get("finterval"), seconds, 0.0),
+        *(
+            (axis, size, units[axis], float(imagej.get(f"{axis}origin") or 0))
+            for axis, size in each.items()
+            if units[axis] is not None
+        ),
+    ])  # fmt: skip
 
 
 def _imagej_unit(said: Any) -> str | None:
@@ -222,20 +218,19 @@ def _imagej_channels(series: Any, imagej: Mapping[str, Any]) -> list[dict[str, A
 
 def _instrument_sizes(file: Any, page: Any) -> Sizes:
     """The sizes that LSM of Zeiss, STK of MetaMorph and SVS of Aperio say."""
-    said: list[tuple[str, Any, str | None]]
+    said: list[tuple[str, Any, str | None, float]]
     if lsm := file.lsm_metadata:
-        said = [(axis, lsm[f"VoxelSize{axis.upper()}"] * 1e6, "micrometer") for axis in "zyx"]
-        said.append(("t", lsm["TimeIntervall"], "second"))
+        said = [(axis, lsm[f"VoxelSize{axis.upper()}"] * 1e6, "micrometer", 0.0) for axis in "zyx"]
+        said.append(("t", lsm.get("TimeIntervall"), "second", 0.0))
     elif stk := file.stk_metadata:
         unit = unit_name(stk.get("CalibrationUnits", ""))
         each = {axis: stk.get(f"{axis.upper()}Calibration") for axis in "yx"}
         each["z"] = np.median(stk.get("ZDistance", 0.0))
-        said = [(axis, unit and value, unit) for axis, value in each.items()]
+        said = [(axis, unit and size, unit, 0.0) for axis, size in each.items()]
     else:
-        mpp = re.search(r"\bMPP = ([\d.]+)", page.description)
-        said = [(axis, mpp and mpp[1], "micrometer") for axis in "yx"]
-    read = ((axis, physical_size(value), unit) for axis, value, unit in said)
-    return {axis: (size, unit, 0.0) for axis, size, unit in read if size is not None}
+        size = re.search(r"\bMPP = ([\d.]+)", page.description)
+        said = [(axis, size and size[1], "micrometer", 0.0) for axis in "yx"]
+    return sizes_of(said)
 
 
 def _lsm_channels(file: Any) -> list[dict[str, Any]]:
@@ -255,25 +250,25 @@ def _bands(file: Any) -> dict[int, dict[str, str]]:
     return bands
 
 
-def lost(file: Any, series: Any) -> Iterator[str]:
+def lost(file: Any, series: Any) -> list[str]:
     """Sentences on what the file says and no output gets."""
-    tags = series.keyframe.tags
-    if any(int(each.keyframe.subfiletype) & 0b100 for each in file.series):
-        yield "the input has a mask, which is not read: what it masks counts as values"
-    points = tags.get(_TIE_POINTS)
-    if _RPCS in tags or (points is not None and points.count > 6):  # one point is a corner
-        yield POINTS_STAY
-    if any(each.name in ("ASSOCALPHA", "UNASSALPHA") for each in series.keyframe.extrasamples):
-        yield ALPHA_IS_READ
+    page, points = series.keyframe, series.keyframe.tags.get(_TIE_POINTS)
+    shown, extra = getattr(page.photometric, "name", ""), page.extrasamples
     units = (roles.get("unittype", "") for roles in _bands(file).values())
-    if said := ", ".join(dict.fromkeys(filter(None, units))):
-        yield UNITS_STAY.format(said)
-    shown = getattr(series.keyframe.photometric, "name", "")
-    if shown in ("MINISWHITE", "PALETTE"):
-        yield f"the input is {shown}, and its numbers are read as stored"
-    if series.kind in PLAIN and tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3):
-        yield "the input's resolution by inch or centimetre is not taken for the size of voxels"
-    if file.ome_metadata and pixels_of(file, 0) is None:
-        yield "the input's OME metadata is no XML, or not of its images, and goes no further"
-    if series.kind not in _READ_KINDS:
-        yield f"the input is a TIFF of kind {series.kind}, whose sizes and channels are not read"
+    said = ", ".join(dict.fromkeys(filter(None, units)))
+    by_length = series.kind in PLAIN and page.tags.valueof(_RESOLUTION_UNIT, 1) in (2, 3)
+    return said_of({
+        MASK_STAYS: any(int(each.keyframe.subfiletype) & 0b100 for each in file.series),
+        # One point is a corner.
+        POINTS_STAY: _RPCS in page.tags or (points is not None and points.count > 6),
+        ALPHA_IS_READ: any(each.name in ("ASSOCALPHA", "UNASSALPHA") for each in extra),
+        UNITS_STAY.format(said): said,
+        f"the input is {shown}, and its numbers are read as stored":
+            shown in ("MINISWHITE", "PALETTE"),
+        "the input's resolution by inch or centimetre is not taken for the size of voxels":
+            by_length,
+        "the input's OME metadata is no XML, or not of its images, and goes no further":
+            file.ome_metadata and pixels_of(file, 0) is None,
+        f"the input is a TIFF of kind {series.kind}, whose sizes and channels are not read":
+            series.kind not in _READ_KINDS,
+    })  # fmt: skip
