@@ -46,14 +46,14 @@ def predicted(
     base |= {"preprocessor_name": "DefaultPreprocessor", "batch_dice": False, "batch_size": 2,
              "data_identifier": "x", "previous_stage": None}  # fmt: skip
     for what in ("data", "seg", "probabilities"):
-        base[f"resampling_fn_{what}"] = "resample_data_or_seg_to_shape"
+        base.setdefault(f"resampling_fn_{what}", "resample_data_or_seg_to_shape")
         how = {
             "is_seg": what == "seg",
             "order": 1 if what == "probabilities" else 3,
             "order_z": 0,
             "force_separate_z": None,
         }
-        base[f"resampling_fn_{what}_kwargs"] = how
+        base.setdefault(f"resampling_fn_{what}_kwargs", how)
     (folder / "plans.json").write_text(json.dumps(plans))
     (folder / "dataset.json").write_text(json.dumps(dataset | {"file_ending": ".nii.gz"}))
     for file in folder.glob("fold_*/*.pth"):
@@ -119,6 +119,12 @@ def test_an_nnunet_is_what_its_own_predictor_makes_of_it(
 SCHEMES = ["ZScoreNormalization", "CTNormalization", "RescaleTo01Normalization"]
 
 
+LINEAR = {"resampling_fn_data_kwargs": {"is_seg": False, "order": 1, "order_z": 0,
+                                        "force_separate_z": None}}  # fmt: skip
+BY_TORCH = {"resampling_fn_data": "resample_torch_fornnunet",
+            "resampling_fn_data_kwargs": {"is_seg": False, "force_separate_z": None}}  # fmt: skip
+
+
 def with_border_and_holes(shape: tuple[int, ...]) -> Array:
     """A rough volume with a border of zeros, a hole of zeros inside, and a bay that is none."""
     volume = np.zeros(shape, "uint16")
@@ -131,19 +137,26 @@ def with_border_and_holes(shape: tuple[int, ...]) -> Array:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "axes", "masked"),
+    ("size", "axes", "masked", "how"),
     [
-        ((9.0, 1.4, 0.8), 3, True), ((9.0, 1.4, 0.8), 2, False), ((2.5, 0.8, 0.7), 3, False),
-        ((2.5, 0.8, 0.7), 2, True), ((2.0, 1.4, 0.8), 3, True), ((2.0, 1.0, 1.0), 2, True),
+        ((9.0, 1.4, 0.8), 3, True, {}), ((9.0, 1.4, 0.8), 2, False, {}),
+        ((2.5, 0.8, 0.7), 3, False, {}), ((2.5, 0.8, 0.7), 2, True, LINEAR),
+        ((2.0, 1.4, 0.8), 3, True, BY_TORCH), ((2.0, 1.0, 1.0), 2, True, {}),
+        ((9.0, 1.4, 0.8), 3, False, BY_TORCH),
     ],
 )  # fmt: skip
 def test_an_nnunet_crops_fills_holes_normalises_and_resamples_as_its_own_predictor(
-    size: tuple[float, ...], masked: bool, axes: int, tmp_path, monkeypatch: Any
+    size: tuple[float, ...],
+    masked: bool,
+    axes: int,
+    how: dict[str, Any],
+    tmp_path,
+    monkeypatch: Any,
 ) -> None:
     target = (2.0, 1.0, 1.0)
     plain = {
         "normalization_schemes": SCHEMES, "use_mask_for_norm": [masked, False, False],
-        "spacing": [*target[-axes:]], "patch_size": [16, 24, 16][-axes:],
+        "spacing": [*target[-axes:]], "patch_size": [16, 24, 16][-axes:], **how,
     }  # fmt: skip
     folder = nnunet(tmp_path / "net", [unet(0, 3, axes=axes)], configuration=plain,
                     channels={"0": "T1", "1": "CT", "2": "T2"})  # fmt: skip

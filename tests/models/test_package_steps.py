@@ -8,10 +8,11 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.data import Normalisation
-from penstock.models.packages import bioimageio
+from penstock.models.packages import bioimageio, monai_bundle
+from penstock.models.packages import nnunet as nnunet_room
 from penstock.models.packages.chain import Chain
 from penstock.models.packages.package import Parcel
-from penstock.models.recipe import AS_IT_IS, HeadRecipe
+from penstock.models.recipe import AS_IT_IS, HeadRecipe, Recipe
 
 SPACE = {"scale": 1.0, "unit": None, "halo": 0, "type": "space"}
 
@@ -147,3 +148,85 @@ def test_halo_sides_and_voxel_size_are_those_of_the_input() -> None:
     assert bioimageio._spacing(given, "yx")[1] == "nanometer"
     given["x"].unit = None
     assert bioimageio._spacing(given, "yx") == (None, "")
+
+
+RANGE = {"a_min": -50, "a_max": 700, "b_min": 0, "b_max": 1}
+
+
+def transformed(*steps: tuple[str, dict[str, Any]], channels: int = 1) -> tuple[Recipe, Any]:
+    parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
+    recipe, chain = Recipe("net"), Chain(parcel.refuse, channels)
+    for name, values in steps:
+        recipe = monai_bundle._before(parcel, recipe, chain, name, values)
+    return recipe, chain.each
+
+
+def test_transforms_of_a_bundle_become_one_normalisation() -> None:
+    both = ("ScaleIntensityRange", RANGE | {"b_min": -1, "clip": True})
+    values = np.array([-100.0, -50, 325, 700, 900])
+    scaling = transformed(both)[1][0].of_array(values)
+    assert scaling.applied(values).tolist() == [-1, -1, 0, 1, 1]
+    lists = {"subtrahend": [1.0, 2.0], "divisor": [4.0, 5.0], "channel_wise": True}
+    each = transformed(("NormalizeIntensity", lists), channels=2)[1]
+    assert [(how.lower, how.upper) for how in each] == [(1, 5), (2, 7)]
+    plain = ("NormalizeIntensity", {})
+    assert transformed(("ScaleIntensity", {}), plain)[1] == [Normalisation("moments")]
+    spacing = ("Spacing", {"pixdim": [1.0, 2.0, 3.0], "mode": ["bilinear", "nearest"]})
+    recipe, _ = transformed(both, spacing)
+    assert (recipe.spacing, recipe.order, recipe.scaled_first) == ((3, 2, 1), 1, True)
+    recipe, _ = transformed(spacing, both)
+    assert not recipe.scaled_first
+
+
+@pytest.mark.parametrize(
+    ("steps", "because"),
+    [
+        ([("ScaleIntensity", {"minv": -1})], "scaled again after"),
+        ([("CastToType", {"dtype": "$torch.int16"})], "CastToType of its input is not done"),
+        ([("Spacing", {"pixdim": [1.0] * 3, "mode": "bicubic"})], "mode of its Spacing is 'bicub"),
+        ([("Spacing", {"pixdim": "$[1] * 3"})], "--trust-model"),
+        ([("ScaleIntensityRange", RANGE | {"a_max": -50})], "which is no range"),
+        ([("ScaleIntensityRange", RANGE | {"b_max": None})], "b_max of its Scale.* is None"),
+        ([("ScaleIntensity", {}), ("Spacing", {"pixdim": [1.0] * 3}), ("ScaleIntensity", {})],
+         "comes after Spacing, and another scaling"),
+        ([("NormalizeIntensity", {"nonzero": True}), ("ScaleIntensity", {})], "after another step"),
+        ([("NormalizeIntensity", {"subtrahend": [1.0], "divisor": 2.0})], "and not a number"),
+    ],
+)  # fmt: skip
+def test_a_transform_of_a_bundle_that_would_be_another_is_refused(steps: Any, because: str) -> None:
+    with pytest.raises(UsageError, match=because):
+        transformed(*steps)
+
+
+def test_an_inferer_that_would_be_another_is_refused() -> None:
+    parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
+
+    def tiled(name: str, sides: int = 2, **values: Any) -> Recipe:
+        said = {"_target_": f"monai.inferers.{name}", "roi_size": [8] * sides, **values}
+        return monai_bundle._tiled(parcel, Recipe("net"), said, sides)
+
+    assert tiled("SliceInferer", spatial_dim=2).patch == (1, 8, 8)
+    assert tiled("SlidingWindowInfererAdapt", 3).patch == (8, 8, 8)
+    assert tiled("SimpleInferer").patch is None
+    for name, values in (("SliceInferer", {}), ("SliceInferer", {"spatial_dim": 0}),
+                         ("LDMSampler", {})):  # fmt: skip
+        with pytest.raises(UsageError, match=f"its inferer {name} is not run"):
+            tiled(name, **values)
+
+
+def test_resampling_of_an_nnunet() -> None:
+    parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
+
+    def resampled(**said: Any) -> dict[str, Any]:
+        plans = {f"resampling_fn_{name}": value for name, value in said.items()}
+        return nnunet_room._resampled(parcel, plans, (3.0, 1.0, 1.0))
+
+    assert resampled() == {"spacing": (3.0, 1.0, 1.0), "order": 3, "most_anisotropy": 3.0}
+    assert resampled(data_kwargs={"order": 1, "force_separate_z": True})["most_anisotropy"] == 1
+    torch_too = resampled(data="resample_torch_fornnunet", data_kwargs={"force_separate_z": False})
+    assert (torch_too["order"], torch_too["most_anisotropy"]) == (1, None)
+    assert resampled(data="resample_torch_simple")["most_anisotropy"] is None
+    assert resampled(data="no_resampling_data_or_seg_hack") == {}
+    for said in ({"data": "mine"}, {"data_kwargs": {"order": 2}}, {"data_kwargs": {"order_z": 1}}):
+        with pytest.raises(UsageError, match="is not done, only resample_data_or_seg_to_shape"):
+            resampled(**said)

@@ -13,7 +13,7 @@ from torch import nn
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data import Box, FilledMask, open_source
+from penstock.data import Box, FilledMask, Normalisation, open_source
 from penstock.inference.opening import sample as opening_sample
 from penstock.models.load import load_model
 from penstock.models.packages.package import Parcel
@@ -54,6 +54,29 @@ def test_an_nnunet_is_run_as_its_plans_say(tmp_path) -> None:
     best = np.sort(wanted, axis=0)
     near = best[-1] - best[-2] < 1e-4
     assert (labels[0] == wanted.argmax(0))[~near].all()
+
+
+def test_an_nnunet_of_earlier_plans_has_its_network(tmp_path) -> None:
+    said, net = unet(0)
+    given = said["arch_kwargs"]
+    earlier = {
+        "architecture": None, "UNet_class_name": "PlainConvUNet", "UNet_base_num_features": 4,
+        "unet_max_num_features": 6, "conv_kernel_sizes": given["kernel_sizes"],
+        "pool_op_kernel_sizes": given["strides"], "n_conv_per_stage_encoder": [1, 1],
+        "n_conv_per_stage_decoder": [1],
+    }  # fmt: skip
+    channels = {"1": "PET", "0": "CT"}
+    both = {"normalization_schemes": ["CTNormalization"] * 2, "use_mask_for_norm": [False] * 2}
+    folder = nnunet(tmp_path / "net", [unet(0)], configuration=earlier)
+    batch = torch.from_numpy(noise(1, 1, 16, 16, 16).astype("float32"))
+    with torch.no_grad():
+        assert torch.equal(load_model(str(folder)).module(batch), net(batch))
+    nnunet(folder, [unet(0, 2)], channels=channels, configuration=earlier | both)
+    recipe = load_model(str(folder)).recipe
+    assert recipe is not None and recipe.channels == ("CT", "PET"), "by number"
+    nnunet(folder, [unet(0)], configuration=earlier | {"UNet_class_name": "Mine"})
+    with pytest.raises(UsageError, match="its plans name the network Mine"):
+        load_model(str(folder))
 
 
 def test_an_nnunet_of_regions_that_turned_its_volume(tmp_path) -> None:
@@ -292,10 +315,40 @@ def test_what_a_bundle_wants_and_is_not_done_is_refused(tmp_path) -> None:
     assert "--trust-model" in refused(network_def={"_target_": "os.system", "command": "true"})
     assert "--trust-model" in refused(network_def={"_target_": "UNet", "channels": "$print(1)"})
     assert "not in monai.networks" in refused(network_def={"_target_": "NoSuchNet"})
+    assert "--trust-model" in refused(preprocessing={"transforms": "$@others"})
+    off = steps("CropForegroundd", _disabled_="$True")
+    assert "$True, which may turn off" in refused(preprocessing=off)
+    unknown = {"_target_": "UNet", "spatial_dims": 3, "img_size": 96}
+    assert "unexpected keyword argument 'img_size'" in refused(network_def=unknown)
     bundle(tmp_path / "bundle")
     (tmp_path / "bundle" / "models" / "model.pt").unlink()
     with pytest.raises(UsageError, match=r"lacks models/model\.pt"):
         load_model(str(tmp_path / "bundle"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the libraries that make the package
+def test_code_of_a_bundle_runs_if_it_is_trusted(tmp_path) -> None:
+    made = []
+    for number in range(2):
+        folder = bundle(
+            tmp_path / str(number), network_def={"_target_": "scripts.net.Net"},
+            steps=[{"_target_": "ScaleIntensityd", "_disabled_": "$1 > 0"},
+                   {"_target_": "NormalizeIntensityd"}],
+            preprocessing={"_target_": "Compose", "transforms": "$@steps[:]"},
+        )  # fmt: skip
+        (folder / "scripts").mkdir()
+        (folder / "scripts" / "net.py").write_text(
+            f"import torch\nclass Net(torch.nn.Conv3d):\n    number = {number}\n"
+            "    def __init__(self):\n        super().__init__(1, 2, 1)\n"
+        )
+        torch.save(torch.nn.Conv3d(1, 2, 1).state_dict(), folder / "models" / "model.pt")
+        with pytest.raises(UsageError, match="only opened with --trust-model"):
+            load_model(str(folder))
+        made.append(load_model(str(folder), trust=True))
+    assert [model.module.module.number for model in made] == [0, 1], "not the other's module"
+    recipe = made[0].recipe
+    assert recipe is not None and recipe.normalisation == (Normalisation("moments"),)
 
 
 def test_z_scores_are_exact_and_merge_in_any_order() -> None:

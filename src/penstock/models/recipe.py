@@ -96,6 +96,10 @@ class Recipe:
     it is not said."""
     unit: str = "micrometer"
     """The unit of ``spacing``."""
+    order: int | None = None
+    """The order of the interpolation, as ``--resample-order`` has it; None if it is not said."""
+    scaled_first: bool = False
+    """True if values are normalised before voxels are resampled."""
     most_anisotropy: float | None = None
     """Ratio of the longest side of a voxel to the shortest up to which all axes are resampled
     alike; beyond it the nearest voxel is taken along the longest. None for no such limit."""

@@ -22,9 +22,10 @@ from ..base import UsageError, describe, where_in_users_code
 class _Beside:
     """Finds modules in some folders, but only for imports by modules that were found there."""
 
-    def __init__(self, folders: Sequence[Path], asking: str) -> None:
+    def __init__(self, folders: Sequence[Path], *asking: str) -> None:
         self._folders = [str(folder) for folder in folders]
-        self._own = {__name__, asking}
+        self._own = {__name__, *asking}
+        self.made = set[str]()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -34,6 +35,7 @@ class _Beside:
         spec = PathFinder.find_spec(name, self._folders)
         if spec is not None:
             self._own.add(name)
+            self.made.add(name)
         return spec
 
 
@@ -46,6 +48,27 @@ def _asker() -> str:
             return name if name == __name__ else name.partition(".")[0]
         frame = frame.f_back  # type: ignore[assignment]
     return ""
+
+
+@contextlib.contextmanager
+def beside(folders: Sequence[Path], *asking: str, forget: bool = False) -> Iterator[None]:
+    """A context in which some modules find others in folders.
+
+    Args:
+        folders: The folders.
+        asking: Top packages of the modules whose imports are meant.
+        forget: Whether what was imported is forgotten at the end, so that others of the same name
+            can be.
+    """
+    finder = _Beside(folders, *asking)
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [*sys.modules] if forget else ():
+            if name.partition(".")[0] in finder.made:
+                del sys.modules[name]
 
 
 @contextlib.contextmanager
@@ -68,15 +91,11 @@ def find_reference(reference: str) -> Iterator[Any]:
         raise UsageError(f"{reference}: there is no file {file}")
     name = f"penstock_user_{file.stem}" if file is not None else place.partition(".")[0]
     folders = [Path.cwd()] if file is None else [file.resolve().parent, Path.cwd()]
-    finder = _Beside(folders, name)
-    sys.meta_path.append(finder)
-    try:
+    with beside(folders, name):
         module = _module_of(place, file, name)
         if not hasattr(module, attribute):  # Python's own words have our name of the module
             raise AttributeError(f"{place} has no attribute {attribute!r}")
         yield getattr(module, attribute)
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def _module_of(place: str, file: Path | None, name: str) -> ModuleType:

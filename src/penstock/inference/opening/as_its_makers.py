@@ -134,7 +134,7 @@ class ValuesPlan:
             way: How voxels are resampled; None if they are not.
             everywhere: False for a mask of the user, outside of which values have no limits.
         """
-        if recipe is None or not recipe.crops or self.each != recipe.normalisation:
+        if recipe is None or not recipe.scaled_first or self.each != recipe.normalisation:
             return self
         limited = way is not None and way.order > 1 and everywhere
         return replace(self, first=way is not None or self.masked, limited=limited)

@@ -178,7 +178,7 @@ class Job:
             if self.way.inner is not None:
                 self.inner = self.way.inner[1]
             if config.output_voxel_size == "input":
-                self.back = self.way.back(min(config.resample_order, 1))
+                self.back = self.way.back(min(self.way.order, 1))
         if config.missing == "error":
             check_knows_chunks(source)
         return source

@@ -1,5 +1,4 @@
-"""The input of a job, the grid on which the network sees it, and which of its time points and
-channels the job runs over."""
+"""The input of a job, the network's grid over it, and the time points and channels that it has."""
 
 from __future__ import annotations
 
@@ -317,7 +316,9 @@ def network_grid(
             notes += [f"the nearest voxel is taken along {'zyx'[nearest]}, as {recipe.place} says"]
         otherwise = _coarse_axis(recipe.most_anisotropy, wanted, have) != nearest
         notes += ["and so on the way back, where its makers take it along another axis"] * otherwise
-    way = Resampling(source.domain[2:], Box.of((0, 0, 0), sides), config.resample_order, nearest)
+    its = recipe.order if recipe and "resample_order" not in config.model_fields_set else None
+    order = config.resample_order if its is None else its
+    way = Resampling(source.domain[2:], Box.of((0, 0, 0), sides), order, nearest)
     return way if crop is None else _begun_in(crop, way), notes
 
 
@@ -374,9 +375,8 @@ def _sizes_in(source: Source, unit: str, of: str) -> Sequence[float]:
     if source.scale is None:
         raise UsageError(f"--in-spec {source.name} says no voxel size, which {of} needs; {how}")
     sizes, wanted = list[float](), unit_name(unit)
-    for size, given, length in zip(
-        source.scale[2:], source.units[2:], source.domain.shape[2:], strict=True
-    ):
+    each = zip(source.scale[2:], source.units[2:], source.domain.shape[2:], strict=True)
+    for size, given, length in each:
         times = 1.0
         if wanted and given != wanted and length > 1:
             if given not in METERS or wanted not in METERS:

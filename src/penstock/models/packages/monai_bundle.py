@@ -2,8 +2,8 @@
 
     configs/metadata.json, configs/inference.json, models/model.pt
 
-The definition is made by MONAI, from classes of `monai.networks` alone. An expression (``$``) is
-code: those of the transforms are not run, and those of the network only if the user trusts them.
+The definition is made by MONAI, from classes of `monai.networks` alone. An expression (``$``) and
+what lies in ``scripts/`` are code, and run only if the user trusts them.
 Axes are x y z, as MONAI reads medical images.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,9 @@ from torch import nn
 from ...base import as_usage_error, read_json, read_yaml, require
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe, Sliding
+from ..user_code import beside
 from ..weights import load_weights
+from .chain import Chain
 from .package import Package, Parcel, in_order
 
 _NETWORKS = "monai.networks.nets"
@@ -29,6 +32,7 @@ _NOTHING = (
     "SaveImage Identity CopyItems DeleteItems SelectItems"
 ).split()
 """Transforms that change no value of the network's input and output, or that undo others."""
+_ORDERS = {"bilinear": 1, "nearest": 0, 0: 0, 1: 1, 3: 3}
 _DONE = (
     "ScaleIntensityRange, ScaleIntensityRangePercentiles, ScaleIntensity, NormalizeIntensity, "
     "Spacing"
@@ -60,8 +64,11 @@ def read(parcel: Parcel) -> Package:
     axes = "xyz"[:spatial]
     names = [str(name) for name in (image.get("channel_def") or {}).values()]
     recipe = Recipe(str(parcel.path), channels=tuple(names) if len(names) == channels else ())
+    chain = Chain(parcel.refuse, channels)
     for transform in _transforms(parcel, config, "preprocessing"):
-        recipe = _before(parcel, recipe, *transform, channels)
+        recipe = _before(parcel, recipe, chain, *transform)
+    if "preprocessing" in config:
+        recipe = replace(recipe, normalisation=tuple(chain.each))
     recipe = _after(parcel, recipe, config)
     recipe = _tiled(parcel, recipe, _resolved(config, config.get("inferer")), spatial)
     takes = "bc" + axes
@@ -75,8 +82,46 @@ def _config(parcel: Parcel) -> Mapping[str, Any]:
         file = parcel.folder / "configs" / name
         if file.is_file():
             file = parcel.file(f"configs/{name}")
-            return read_json(file) if file.suffix == ".json" else read_yaml(file, "--model")
+            read: Any = read_json(file) if file.suffix == ".json" else read_yaml(file, "--model")
+            return _evaluated(parcel, read) if parcel.trusted else read
     raise parcel.refuse(f"lacks configs/{_NAMES[0]}")
+
+
+def _parser(parcel: Parcel, config: Mapping[str, Any]) -> Any:
+    """MONAI's reader of settings."""
+    require("monai", "monai")
+    # An import of the networks, which is not MONAI's own and may fail, is what comes first.
+    reader = require("monai.bundle", "monai").ConfigParser
+    return reader({**config, "bundle_root": str(parcel.folder)})
+
+
+def _evaluated(parcel: Parcel, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the values of the expressions in their transforms and inferer."""
+    parser = _parser(parcel, config)
+    with _code_of(parcel, "an expression in its settings failed"):
+        parts = [key for key in ("preprocessing", "inferer", "postprocessing") if key in config]
+        made = [parser.get_parsed_content(key, instantiate=False) for key in parts]
+    return {**config, **dict(zip(parts, map(_plain, made), strict=True))}
+
+
+@contextmanager
+def _code_of(parcel: Parcel, what: str) -> Iterator[None]:
+    """A context in which MONAI runs code, finds modules in the bundle, and may raise anything. The
+    error begins with ``what``."""
+    with as_usage_error(parcel.sentence(what)):
+        try:
+            with beside([parcel.folder], "monai", "pydoc", forget=True):
+                yield
+        except RuntimeError as error:  # of MONAI, which says what failed, and not why
+            raise (error.__cause__ or error) from error
+
+
+def _plain(value: Any) -> Any:
+    """A value without the objects that MONAI puts around its parts."""
+    value = value.get_config() if hasattr(value, "get_config") else value
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list) else value
 
 
 def _of(document: Any, *keys: str) -> Any:
@@ -102,25 +147,19 @@ def _resolved(config: Mapping[str, Any], value: Any, depth: int = 0) -> Any:
 
 def _network(parcel: Parcel, config: Mapping[str, Any]) -> nn.Module:
     """The network that the settings define, without weights."""
-    said = config.get("network_def", config.get("network"))
-    definition = _resolved(config, said)
-    if not isinstance(definition, Mapping) or "_target_" not in definition:
+    key = "network_def" if "network_def" in config else "network"
+    definition = _resolved(config, config.get(key))
+    code = isinstance(definition, str) and definition.startswith("$")
+    if not code and (not isinstance(definition, Mapping) or "_target_" not in definition):
         raise parcel.refuse("its settings define no network_def")
-    require("monai", "monai")
-    # An import of the networks, which is not MONAI's own and may fail, is what comes first.
-    parser = require("monai.bundle", "monai").ConfigParser
-    for target in _targets(definition):
+    whole = _parser(parcel, config if parcel.trusted else {key: definition})
+    for target in [f"$ {definition}"] if code else _targets(definition):
         if target.startswith("$") or ("." in target and not target.startswith(f"{_NETWORKS}.")):
             parcel.needs_trust(f"{target}, which its network_def names,")
         elif "." not in target and not hasattr(require("monai.networks.nets", "monai"), target):
             raise parcel.refuse(f"its network_def names {target}, which is not in {_NETWORKS}")
-    # The network's code may raise anything.
-    with as_usage_error(parcel.sentence("its network could not be made")):
-        if parcel.trusted:
-            made = parser({**config, "network_def": said}).get_parsed_content("network_def")
-        else:
-            made = parser({"network_def": definition}).get_parsed_content("network_def")
-    return made.cpu()
+    with _code_of(parcel, "its network could not be made"):
+        return whole.get_parsed_content(key).cpu()
 
 
 def _targets(value: Any) -> Iterator[str]:
@@ -159,13 +198,19 @@ def _transforms(
     if composed is None:
         return []
     steps = composed.get("transforms") if isinstance(composed, Mapping) else None
+    for said in (composed, steps):
+        if isinstance(said, str) and said.startswith("$"):
+            parcel.needs_trust(f"{said}, its {key},")
     if not isinstance(steps, list):
         raise parcel.refuse(f"its {key} is no list of transforms")
     named = []
     for step in steps:
         if not isinstance(step, Mapping):
             raise parcel.refuse(f"its {key} holds {step}, which is no transform by name")
-        if step.get("_disabled_") in (True, "true"):
+        disabled, keys = step.get("_disabled_"), step.get("keys")
+        if str(disabled).startswith("$"):
+            parcel.needs_trust(f"{disabled}, which may turn off a step of its {key},")
+        if disabled in (True, "true") or keys in ("label", ["label"]):
             continue
         name = str(step.get("_target_", "")).rpartition(".")[2]
         for ending in ("Dict", "D", "d"):
@@ -182,10 +227,10 @@ def _number(parcel: Parcel, name: str, step: Mapping[str, Any], key: str, defaul
 
 
 def _before(
-    parcel: Parcel, recipe: Recipe, name: str, step: Mapping[str, Any], channels: int
+    parcel: Parcel, recipe: Recipe, chain: Chain, name: str, step: Mapping[str, Any]
 ) -> Recipe:
-    """The recipe with one more transform of the input."""
-    if name in _NOTHING:
+    """The recipe with one more transform of the input. Scalings go into the chain."""
+    if name in _NOTHING and "int" not in str(step.get("dtype")) * (name == "CastToType"):
         return recipe
     if name == "Orientation":
         codes = "".join(map(str, step.get("axcodes") or ()))
@@ -193,51 +238,79 @@ def _before(
             raise parcel.refuse(f"axcodes of its Orientation is {step.get('axcodes')!r}, and not "
                                 "such as RAS")  # fmt: skip
         return replace(recipe, orientation=codes)
+    begun = chain.each != [Normalisation()]
     if name == "Spacing":
-        sizes = step.get("pixdim")
+        sizes, mode = step.get("pixdim"), step.get("mode", "bilinear")
+        if str(sizes).startswith("$"):
+            parcel.needs_trust(f"{sizes}, the pixdim of its Spacing,")
         if not isinstance(sizes, list) or not all(isinstance(each, int | float) for each in sizes):
             raise parcel.refuse(f"pixdim of its Spacing is {sizes!r}, and no list of numbers")
+        mode = mode[0] if isinstance(mode, list) else mode
+        if mode not in _ORDERS:
+            raise parcel.refuse(f"mode of its Spacing is {mode!r}, and not bilinear or nearest")
         spacing: Any = tuple(float(each) for each in (*sizes, math.nan)[2::-1])
-        return replace(recipe, spacing=spacing, unit="millimeter")
-    scaled = _scaled(parcel, name, step, channels)
-    if recipe.normalisation:
-        raise parcel.refuse(f"{name} comes after another scaling of its input, which is not done")
-    return replace(recipe, normalisation=scaled)
+        return replace(recipe, spacing=spacing, unit="millimeter", order=_ORDERS[mode],
+                       scaled_first=begun)  # fmt: skip
+    if recipe.scaled_first:
+        raise parcel.refuse(f"{name} comes after Spacing, and another scaling of its input before "
+                            "it, which is not done")  # fmt: skip
+    _scale(parcel, chain, name, step)
+    return recipe
 
 
-def _scaled(
-    parcel: Parcel, name: str, step: Mapping[str, Any], channels: int
-) -> tuple[Normalisation, ...]:
-    """The normalisation of one transform."""
+def _scale(parcel: Parcel, chain: Chain, name: str, step: Mapping[str, Any]) -> None:
+    """Add one scaling of the input to the others."""
 
     def number(key: str, default: Any = None) -> float:
         return _number(parcel, name, step, key, default)
 
+    def fit(ends: tuple[str, str], low: float = 0.0, high: float = 1.0) -> None:
+        """Bring values from low and high to the ends, and clip them there."""
+        first, last = number(ends[0], 0), number(ends[1], 1)
+        unit = (high - low) / (last - first) if first < last else 0.0
+        if not unit > 0:
+            raise parcel.refuse(f"{name} of its input scales {low:g} and {high:g} to {first:g} and "
+                                f"{last:g}, which is no range")  # fmt: skip
+        chain.affine(name, low - first * unit, unit)
+        if step.get("clip"):
+            chain.clip(first, last)
+
+    by_channel = bool(step.get("channel_wise"))
     if name == "ScaleIntensityRange":
-        low, high = number("a_min"), number("a_max")
-        first, last = number("b_min", 0.0), number("b_max", 1.0)
-        unit = (high - low) / (last - first)
-        lower = low - first * unit
-        clip = (first, last) if step.get("clip") else None
-        return (Normalisation(lower=lower, upper=lower + unit, clip=clip),)
-    each = channels if step.get("channel_wise") else 1
-    to_one = (number("b_min", 0), number("b_max", 1)) == (0, 1) and (
-        number("minv", 0), number("maxv", 1)) == (0, 1)  # fmt: skip
-    if name == "ScaleIntensityRangePercentiles" and to_one and not step.get("relative"):
-        clip = (0.0, 1.0) if step.get("clip") else None
-        return (Normalisation("percentiles", number("lower"), number("upper"), clip=clip),) * each
-    if name == "ScaleIntensity" and to_one and step.get("factor") is None:
-        return (Normalisation("percentiles", 0, 100),) * each
-    if name == "NormalizeIntensity":
-        nonzero = bool(step.get("nonzero"))
-        if step.get("subtrahend") is None and step.get("divisor") is None:
-            return (Normalisation("moments", nonzero=nonzero),) * each
-        lower, scale = number("subtrahend", 0), number("divisor", 1)
-        return (Normalisation(lower=lower, upper=lower + scale, nonzero=nonzero),) * each
-    raise parcel.refuse(
-        f"{name} of its input is not done as it is said, only {_DONE} are; do it to the volume "
-        "first, and take it out of configs/inference.json"
-    )
+        fit(("b_min", "b_max"), number("a_min"), number("a_max"))
+    elif name == "ScaleIntensityRangePercentiles" and not step.get("relative"):
+        ends = number("lower"), number("upper")
+        chain.count(name, Normalisation("percentiles", *ends), by_channel=by_channel)
+        fit(("b_min", "b_max"))
+    elif name == "ScaleIntensity" and step.get("factor") is None:
+        chain.count(name, Normalisation("percentiles", 0, 100), by_channel=by_channel)
+        fit(("minv", "maxv"))
+    elif name == "NormalizeIntensity":
+        _z_score(parcel, chain, step, by_channel=by_channel)
+    else:
+        raise parcel.refuse(
+            f"{name} of its input is not done as it is said, only {_DONE} are; do it to the volume "
+            "first, and take it out of configs/inference.json"
+        )
+
+
+def _z_score(parcel: Parcel, chain: Chain, step: Mapping[str, Any], *, by_channel: bool) -> None:
+    """Add NormalizeIntensity, whose numbers are counted or given."""
+    name, nonzero = "NormalizeIntensity", bool(step.get("nonzero"))
+    lower, scale = step.get("subtrahend"), step.get("divisor")
+    if lower is scale is None:
+        chain.count(name, Normalisation("moments", nonzero=nonzero), by_channel=by_channel)
+        return
+    if by_channel and isinstance(lower, list) and isinstance(scale, list) and not nonzero:
+        chain.affine(name, lower, scale)
+        return
+    low = _number(parcel, name, step, "subtrahend", 0)
+    unit = _number(parcel, name, step, "divisor", 1)
+    if nonzero:
+        how = Normalisation(lower=low, upper=low + unit, nonzero=True)
+        chain.count(name, how, by_channel=False)
+    else:
+        chain.affine(name, low, unit)
 
 
 def _after(parcel: Parcel, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
@@ -270,8 +343,15 @@ def _after(parcel: Parcel, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
 def _tiled(parcel: Parcel, recipe: Recipe, inferer: Any, spatial: int) -> Recipe:
     """The recipe with the patch, step and window of its inferer."""
     name = str(_of(inferer, "_target_")).rpartition(".")[2]
-    if name != "SlidingWindowInferer":
+    if inferer is None or name == "SimpleInferer":
         return recipe
+    slices = name == "SliceInferer" and spatial == 2 and inferer.get("spatial_dim", 0) == 2
+    if name not in ("SlidingWindowInferer", "SlidingWindowInfererAdapt") and not slices:
+        raise parcel.refuse(
+            f"its inferer {name} is not run as it is said, only SimpleInferer, SliceInferer along "
+            "z and SlidingWindowInferer are; take the inferer out of configs/inference.json to run "
+            "the network over patches"
+        )
     zyx = _each(parcel, inferer, "roi_size", None, spatial)
     shares = _each(parcel, inferer, "overlap", 0.25, spatial)
     if not all(isinstance(side, int) and side for side in zyx) or not max(shares) < 1:

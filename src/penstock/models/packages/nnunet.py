@@ -9,6 +9,7 @@ joined by a Gaussian window, and the channel of the highest score is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +27,18 @@ from .package import MeanOf, Package, Parcel, in_order
 
 _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
 _ARCHITECTURES = "dynamic_network_architectures"
+_RESAMPLED = (
+    "resample_data_or_seg_to_shape",
+    "resample_torch_fornnunet",
+    "resample_torch_simple",
+)
 _ALLOWED = (_ARCHITECTURES, "torch.nn")
 """Libraries whose classes the plans may name."""
 _ANISOTROPY = 3.0
 """The ratio of the sides of a voxel beyond which nnU-Net resamples slices, and takes the nearest
 one."""
+_EARLIER = {"PlainConvUNet": "n_conv_per_stage", "ResidualEncoderUNet": "n_blocks_per_stage"}
+"""Networks of plans before nnU-Net 2.3, and what they call the convolutions of a stage."""
 _LEAST = 1e-8
 """The least deviation that nnU-Net divides by."""
 
@@ -60,7 +68,8 @@ def read(parcel: Parcel) -> Package:
                 f"{name} is a cascade, which takes the output of another training as input; give "
                 "the folder of 3d_fullres or 3d_lowres"
             )
-        channels = list((dataset.get("channel_names") or dataset["modality"]).values())
+        names = dataset.get("channel_names") or dataset["modality"]
+        channels = [names[number] for number in sorted(names, key=int)]
         outputs, reduce = _outputs(dataset)
         nets = []
         for checkpoint in checkpoints:
@@ -122,7 +131,7 @@ def _outputs(dataset: Mapping[str, Any]) -> tuple[int, str]:
     """The number of output channels, and how labels are made of them."""
     labels = {name: value for name, value in dataset["labels"].items() if name != "ignore"}
     if not any(isinstance(value, list) and len(value) > 1 for value in labels.values()):
-        return len(labels), "argmax"
+        return len(set(map(str, labels.values()))), "argmax"
     regions = [value for value in labels.values() if value not in (0, [0])]
     order = ",".join(str(int(label)) for label in dataset["regions_class_order"])
     return len(regions), f"regions:{order}"
@@ -133,10 +142,7 @@ def _network(
 ) -> nn.Module:
     """The network that the plans describe, without weights."""
     require(_ARCHITECTURES, "nnunet")
-    architecture = configuration.get("architecture")
-    if architecture is None:
-        raise parcel.refuse("its plans are of an nnU-Net before 2.3, which name no architecture; "
-                           "plan the experiment anew")  # fmt: skip
+    architecture = configuration.get("architecture") or _earlier(parcel, configuration)
     keywords = dict(architecture["arch_kwargs"])
     for name in architecture["_kw_requires_import"]:
         if keywords[name] is not None:
@@ -145,6 +151,32 @@ def _network(
         input_channels=channels, num_classes=outputs, deep_supervision=False, **keywords
     )
     return made
+
+
+def _earlier(parcel: Parcel, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The architecture in plans of an nnU-Net before 2.3, such as those of TotalSegmentator."""
+    name, axes, stages = said["UNet_class_name"], len(said["patch_size"]), said["conv_kernel_sizes"]
+    if name not in _EARLIER:
+        raise parcel.refuse(f"its plans name the network {name}, and only {' and '.join(_EARLIER)} "
+                            "are made")  # fmt: skip
+    width, most = said["UNet_base_num_features"], said["unet_max_num_features"]
+    return {
+        "network_class_name": f"{_ARCHITECTURES}.architectures.unet.{name}",
+        "_kw_requires_import": ["conv_op", "norm_op", "nonlin"],
+        "arch_kwargs": {
+            "n_stages": len(stages),
+            "features_per_stage": [min(width * 2**stage, most) for stage in range(len(stages))],
+            "conv_op": f"torch.nn.Conv{axes}d",
+            "kernel_sizes": stages,
+            "strides": said["pool_op_kernel_sizes"],
+            _EARLIER[name]: said["n_conv_per_stage_encoder"],
+            "n_conv_per_stage_decoder": said["n_conv_per_stage_decoder"],
+            "conv_bias": True,
+            "norm_op": f"torch.nn.InstanceNorm{axes}d",
+            "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+            "nonlin": "torch.nn.LeakyReLU",
+        },
+    }
 
 
 def _named(parcel: Parcel, reference: str) -> Any:
@@ -189,9 +221,9 @@ def _recipe(
         str(parcel.path),
         normalisation=tuple(each),
         refused=refused,
-        spacing=zyx(configuration["spacing"][-len(axes) :], float("nan")),
         unit="millimeter",
-        most_anisotropy=_most_anisotropy(configuration.get("resampling_fn_data_kwargs") or {}),
+        scaled_first=True,
+        **_resampled(parcel, configuration, zyx(configuration["spacing"][-len(axes) :], math.nan)),
         patch=patch,
         overlap=zyx([side // 2 for side in configuration["patch_size"]], 0),
         sliding=Sliding("gaussian", "narrowed", fill=0.0),
@@ -200,10 +232,22 @@ def _recipe(
     )
 
 
-def _most_anisotropy(said: Mapping[str, Any]) -> float | None:
-    """The ratio of the sides of a voxel beyond which the longest is resampled by itself."""
-    forced = said.get("force_separate_z")
-    return _ANISOTROPY if forced is None else 1.0 if forced else None
+def _resampled(parcel: Parcel, configuration: Mapping[str, Any], spacing: Any) -> dict[str, Any]:
+    """What the plans say of resampling, as words of a recipe."""
+    name = configuration.get("resampling_fn_data", "resample_data_or_seg_to_shape")
+    said = configuration.get("resampling_fn_data_kwargs") or {}
+    order = said.get("order", 3) if name == "resample_data_or_seg_to_shape" else 1
+    if name == "no_resampling_data_or_seg_hack":
+        return {}
+    if name not in _RESAMPLED or order not in (0, 1, 3) or said.get("order_z", 0) != 0:
+        raise parcel.refuse(
+            f"its {name} with {said} is not done, only {', '.join(_RESAMPLED)} with order 0, 1 or "
+            "3 and order_z 0 are; resample the volume first, and leave spacing out of it with "
+            "no_resampling_data_or_seg_hack in plans.json"
+        )
+    forced = said.get("force_separate_z") if name != "resample_torch_simple" else False
+    most = _ANISOTROPY if forced is None else 1.0 if forced else None
+    return {"spacing": spacing, "order": order, "most_anisotropy": most}
 
 
 def _normalisation(scheme: str, masked: bool, counted: Mapping[str, float]) -> Normalisation:
