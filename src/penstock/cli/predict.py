@@ -37,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
             return stack.enter_context(counted_progress(total, "windows", "looking"))
 
         gpus = len(Nvml()()) if config.device in ("auto", "cuda") and config.cluster else 0
-        workers = None
-        if config.cluster is not None:
-            workers = stack.enter_context(
-                connect(config, say, libraries=DETECTOR_LIBRARIES, gpus=gpus)
-            )
+        workers = (
+            stack.enter_context(connect(config, say, libraries=DETECTOR_LIBRARIES, gpus=gpus))
+            if config.cluster is not None
+            else None
+        )
         done = predict_scenes(args.weights, config, workers=workers, begin=begin)
         notes = workers.notes("scene") if workers else []
     took = time.perf_counter() - began
