@@ -207,7 +207,7 @@ def launch(command: list[str], cold: str = "") -> dict[str, Any]:
         took = float(inside[1])
     if "net.zarr" in command and (job := re.search(r"Total time: (\S+) s", text)):
         took = float(job[1])  # most of a fifth of a small volume would be the start of Python
-    patches = re.search(r"Sample: (\d+) of (\d+) patches", text)
+    patches = re.search(r"Sample: (\S+) of (\S+) patches", text.replace(",", ""))
     share = int(patches[1]) / int(patches[2]) if patches else None
     return {"seconds": took, "cpu": float(cpu[1]), "share": share, "mebibytes": int(peak) / 1024}
 

@@ -197,5 +197,5 @@ def test_a_working_folder_that_was_deleted_is_named(monkeypatch, tmp_path) -> No
     (tmp_path / "gone").rmdir()
     words = [sys.executable, "-m", "penstock", *INFER, "--devices", "cpu"]
     process = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    gone = "penstock: the working folder is gone; change to another: No such file or directory\n"
-    assert (process.returncode, process.stderr) == (2, gone)
+    said = "penstock: the working folder cannot be used; cd to another: No such file or directory\n"
+    assert (process.returncode, process.stderr) == (2, said)

@@ -103,7 +103,7 @@ def _run_safely(argv: Sequence[str] | None) -> int:
     """Like `main`, but the signals of a batch system stay ignored after it returns."""
     try:
         with _safe_streams():
-            with as_usage_error("the working folder is gone; change to another", OSError):
+            with as_usage_error("the working folder cannot be used; cd to another", OSError):
                 Path.cwd()  # libraries that ask for it end the process
             return _main(argv)
     except PenstockError as error:  # also of a stream that cannot be written

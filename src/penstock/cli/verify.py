@@ -90,8 +90,9 @@ def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, P
             done = recompute_blocks(run, proof, keys, config, progress)
         proof.findings += done.findings
     if args.json is not None:
-        said = _as_dict(run, proof, done)
-        write_output("--json", args.json, json_text(said, 1), replace=config.overwrite)
+        write_output(
+            "--json", args.json, json_text(_as_dict(run, proof, done), 1), replace=config.overwrite
+        )
     print("\n".join(_lines(run, proof, done, config)))
     return run, proof
 

@@ -112,8 +112,13 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
     loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     quiet = logging.CRITICAL  # `Workers` counts deaths
     # No limit of Dask's on memory: the plan of a job keeps within the machine's.
-    options: dict[str, Any] = {**loopback, "nthreads": 1, "memory_limit": 0, "silence_logs": quiet}
-    options["preload"] = [leaving.__name__, *([preload] if preload else [])]
+    options: dict[str, Any] = {
+        **loopback,
+        "nthreads": 1,
+        "memory_limit": 0,
+        "silence_logs": quiet,
+        "preload": [leaving.__name__, *([preload] if preload else [])],
+    }
     workers = {}
     for number in range(count):
         gpu = {"CUDA_VISIBLE_DEVICES": str(number % max(1, gpus))}

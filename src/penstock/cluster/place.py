@@ -16,6 +16,10 @@ from dataclasses import dataclass
 
 from ..base import UsageError
 
+PORT, PORTS = 15_000, 10_000
+"""The ranks of a job meet at port PORT + (number of the job modulo PORTS)."""
+NOT_A_RANK = "another rank has ended and printed why; this one cannot go on without it"
+
 
 def job_of(environ: Mapping[str, str]) -> str:
     """The number of this process's SLURM job: 12, or 12_3 in an array; empty without a job.
@@ -43,12 +47,6 @@ def own_job(environ: Mapping[str, str]) -> str:
             "makes a job, salloc an interactive one"
         )
     return job
-
-
-PORT, PORTS = 15_000, 10_000
-"""The ranks of a job meet at port PORT + (number of the job modulo PORTS)."""
-
-NOT_A_RANK = "another rank has ended and printed why; this one cannot go on without it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base import group_by
 from ..instruments import (
-    CONFIDENCE,
     DRAWS,
     Failure,
     Interval,
@@ -252,8 +251,7 @@ def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
     drawn = np.array([rng.choice(each, (DRAWS, len(each))).mean(axis=1) for each in launches])
     picks = rng.integers(len(launches), size=(DRAWS, len(launches)))
     draws = drawn[picks, np.arange(DRAWS)[:, None]].mean(axis=1)
-    low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return Interval(float(means.mean()), float(low), float(high), sum(map(len, launches)))
+    return Interval.of_draws(float(means.mean()), draws, sum(map(len, launches)))
 
 
 def middle(values: Iterable[float | None]) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any
 from .. import __version__
 from ..base import require
 from .charts.chart import document_of, words_of
-from .content import Chapter, Report, clipped, sentence, shown
+from .content import Chapter, Picture, Report, clipped, sentence, shown
 
 MOST_FIGURES = 40
 """The most figures on a page. A chapter whose figures are left out says how many there are."""
@@ -74,28 +74,31 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[dict[str, Any]]:
     drawn, pages = 0, []
     for chapter in chapters:
         pictures = chapter.pictures[: max(0, MOST_FIGURES - drawn)]
-        figures = []
-        for picture in pictures:
-            drawn += 1
-            figure = picture.draw()
-            data = markup(_in_script(document_of(figure)))
-            figures.append(
-                {
-                    "number": drawn,
-                    "caption": picture.caption,
-                    "alt": words_of(figure),
-                    "data": data,
-                    "wide": figure.across > 1,
-                }
-            )
+        figures = [_figure(n, picture, markup) for n, picture in enumerate(pictures, drawn + 1)]
+        drawn += len(figures)
         lead = list(chapter.lead)
-        if left_out := len(chapter.pictures) - len(pictures):
+        if left_out := len(chapter.pictures) - len(figures):
             lead.append(
                 f"{left_out} of {len(chapter.pictures)} figures are left out: a page holds "
                 f"{MOST_FIGURES}; the tables have all of their numbers."
             )
-        sections = list(map(clipped, chapter.sections))
         pages.append(
-            {"title": chapter.title, "lead": lead, "figures": figures, "sections": sections}
+            {
+                "title": chapter.title,
+                "lead": lead,
+                "figures": figures,
+                "sections": list(map(clipped, chapter.sections)),
+            }
         )
     return pages
+
+
+def _figure(number: int, picture: Picture, markup: Any) -> dict[str, Any]:
+    figure = picture.draw()
+    return {
+        "number": number,
+        "caption": picture.caption,
+        "alt": words_of(figure),
+        "data": markup(_in_script(document_of(figure))),
+        "wide": figure.across > 1,
+    }

@@ -70,9 +70,7 @@ def drawn_interval(value: float, drawn: Floats, n: int) -> Interval:
     if n < 2 or (drawn == drawn[0]).all():
         return Interval(value, None, None, n)
     # The nearest draws without interpolation, because a peak that never comes is infinite.
-    tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-    low, high = np.quantile(drawn, tails, method="nearest")
-    return Interval(value, float(low), float(high), n)
+    return Interval.of_draws(value, drawn, n, "nearest")
 
 
 def why_none(interval: Interval) -> str:

@@ -237,8 +237,7 @@ def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    text = json_text(system)
-    write_output("--output-dir", out / SUITE_SYSTEM, text, replace=config.overwrite)
+    write_output("--output-dir", out / SUITE_SYSTEM, json_text(system), replace=config.overwrite)
 
 
 def run_suite(

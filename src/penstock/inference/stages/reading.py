@@ -175,8 +175,8 @@ class BrickReader:
 
 
 def _ends(array: NDArray[Any]) -> tuple[float, float]:
-    """The least and the largest of floats; NaN if one is. Those of half floats, which take long to
-    compare, are not looked for, and NaN."""
+    """The least and the largest of floats; NaN if one is. For half floats, which take long to
+    compare, both are NaN."""
     if array.dtype.itemsize == 2:
         return math.nan, math.nan
     return float(array.min()), float(array.max())

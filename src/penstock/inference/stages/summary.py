@@ -51,7 +51,7 @@ class LeftOut:
 
     def line(self, of: int) -> str:
         """The same in words. ``of`` is the number of voxels that were written."""
-        patches = f"{self.computed} of {plural(self.computed + self.patches, 'patch')}"
+        patches = f"{self.computed:,} of {plural(self.computed + self.patches, 'patch')}"
         saved = "" if self.seconds is None else f"; about {format_seconds(self.seconds)} saved"
         filled = f"{100 * self.voxels / max(1, of):.1f} % of the voxels have the fill value"
         return f"Sample: {patches} computed, {filled}{saved}"

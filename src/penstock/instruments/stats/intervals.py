@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +33,14 @@ class Interval:
     """The upper end; None where the values are too few to bound it."""
     n: int
     """The number of values, or of launches on the smaller side."""
+
+    @classmethod
+    def of_draws(
+        cls, value: float, draws: Floats, n: int, method: Literal["linear", "nearest"] = "linear"
+    ) -> Interval:
+        """An estimate between the ends of random draws of it; ``method`` is that of numpy."""
+        low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), method=method)
+        return cls(value, float(low), float(high), n)
 
     def excludes(self, value: float) -> bool:
         """Whether both ends are known and ``value`` is not between them."""
@@ -151,8 +159,7 @@ def resampled_ratio(a: Resampled, b: Resampled) -> Interval:
     value, n = b.median / a.median, min(a.launches, b.launches)
     if n < 2:
         return Interval(value, None, None, n)
-    low, high = np.quantile(b.draws / a.draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return Interval(value, float(low), float(high), n)
+    return Interval.of_draws(value, b.draws / a.draws, n)
 
 
 def hierarchical_bootstrap_ratio(

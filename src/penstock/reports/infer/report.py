@@ -267,21 +267,19 @@ def trouble_lines(run: InferenceRun) -> list[str]:
 
 def stage_table(run: InferenceRun) -> list[tuple[str, ...]]:
     """A line for each stage: threads, work, waiting, and the share of the time."""
-    head = ("stage", "threads", "pieces", "busy", "waited", "busy share", "a piece")
-    lines: list[tuple[str, ...]] = [head]
-    for name, stage in run.stages.items():
-        lines.append(
-            (
-                name,
-                str(stage.threads),
-                f"{stage.count:,}",
-                format_seconds(stage.busy),
-                format_seconds(stage.waited),
-                f"{run.share(stage):.1%}",
-                format_seconds(stage.busy / stage.count) if stage.count else "-",
-            )
+    lines = [
+        (
+            name,
+            str(stage.threads),
+            f"{stage.count:,}",
+            format_seconds(stage.busy),
+            format_seconds(stage.waited),
+            f"{run.share(stage):.1%}",
+            format_seconds(stage.busy / stage.count) if stage.count else "-",
         )
-    return lines
+        for name, stage in run.stages.items()
+    ]
+    return [("stage", "threads", "pieces", "busy", "waited", "busy share", "a piece"), *lines]
 
 
 def memory_table(run: InferenceRun) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...base import format_seconds, group_by, plural
-from ...instruments import CONFIDENCE, DRAWS, FAILED, Interval, Record
+from ...instruments import DRAWS, FAILED, Interval, Record
 from ..cell import cell_ratio, machine_namer
 from ..table import Section, or_dash, scaled, times_bracket
 from .cell import MB, LoaderCell, cache_label, loader_cells, percents_of
@@ -127,8 +127,7 @@ class Ladder:
                 for name, each in times.items()
             }
         )
-        low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-        return Interval(value, float(low), float(high), launches)
+        return Interval.of_draws(value, drawn, launches)
 
     def section(self) -> Section:
         """Heading, table, and the sentence."""
