@@ -279,9 +279,8 @@ def run_suite(
 
     def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
         for launch, record in launcher(map(placed, launches)):
-            case = dict(launch.case)
-            folder = Path(case["output_dir"])
-            case = {name: value for name, value in case.items() if name not in of_launch}
+            folder = Path(launch.case["output_dir"])
+            case = {name: value for name, value in launch.case.items() if name not in of_launch}
             if not case["save_checkpoints"]:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             yield replace(launch, case=case), finished(record, case)
