@@ -211,8 +211,9 @@ def settings_of(weights: Path, config: PredictConfig) -> Settings:
     trained = read_training_record(weights)
     args, results = trained.args, trained.results
     if args and trained.workload != "detector":
-        of = f"of workload {trained.workload}"
-        raise UsageError(f"{trained.place / ARGS} is {of}, and this takes detectors")
+        raise UsageError(
+            f"{trained.place / ARGS} is of workload {trained.workload}, and this takes detectors"
+        )
     of_run = trained.facts.get("chips")
     record = None if of_run is None else ChipRecord.read(of_run, str(trained.place / RESULTS))
     backbone = args.get("backbone") if config.backbone == "auto" else config.backbone

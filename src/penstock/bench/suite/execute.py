@@ -273,9 +273,8 @@ def run_suite(
         check_alone(folder / TRAIN_LOCK, TRAINS)
         shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
         name = f"{ledger.labels['name']} {part}"[:MOST_NAME]
-        labels = {"name": name, "tag": ledger.labels["tags"]}
-        case = {**launch.case, **labels, "output_dir": str(folder)}
-        return replace(launch, case=case)
+        of_run = {"name": name, "tag": ledger.labels["tags"], "output_dir": str(folder)}
+        return replace(launch, case={**launch.case, **of_run})
 
     def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
         for launch, record in launcher(map(placed, launches)):
