@@ -347,7 +347,6 @@ def _verdict(study: Study) -> list[str]:
     ends = interval_text(last.speedup, 1, 2)
     count = plural(len(last.at.runs), "run")
     spread = f"[{ends}, {count}]" if ends != "-" else f"[{count}, no interval]"
-    lines = list(advice(study))
     shared = exposed(last.at)
     base = label(study.base.first).replace("Single process", "a single process")
     line = (
@@ -356,7 +355,7 @@ def _verdict(study: Study) -> list[str]:
     )
     if shared is not None:
         line += f"; ranks waited for each other for {shared:.0%} of their steps"
-    return [f"{line}.", *lines, *rank_lines(study)]
+    return [f"{line}.", *advice(study), *rank_lines(study)]
 
 
 def _chapter(study: Study, several: bool) -> Chapter:

@@ -66,8 +66,7 @@ class CaseData:
     def batches(self) -> list[NDArray[np.int64]]:
         """The samples of each batch that is read, in order."""
         asked = self._case["batches"] + 1 + self._case["warmup"] + self.further
-        number = min(asked, self.order.num_batches)
-        return [self.order.items(0, index) for index in range(number)]
+        return [self.order.items(0, i) for i in range(min(asked, self.order.num_batches))]
 
     def rows(self, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """The sample and the patch of each item, as arguments of an engine; patches are None if
