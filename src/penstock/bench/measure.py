@@ -184,7 +184,11 @@ class Windows:
         for _ in range(steps):
             work = step(end_phase)
             if work != self.work:
-                self._differs(work)
+                if self.work:
+                    raise WrongResult(
+                        f"a step did {dict(work)} and the first did {dict(self.work)}"
+                    )
+                self.work = dict(work)
             if has_phases:
                 end_phase("")  # what follows the last phase of a step is in none
         end_phase("")
@@ -198,11 +202,6 @@ class Windows:
         if self._backend is not None:
             seconds["device"] = seconds["step"]
         return {**seconds, "step": took}
-
-    def _differs(self, work: Mapping[str, float]) -> None:
-        if self.work:
-            raise WrongResult(f"a step did {dict(work)} and the first did {dict(self.work)}")
-        self.work = dict(work)
 
 
 class Device:

@@ -200,8 +200,7 @@ def available_memory() -> int:
     the fewest left.
     """
     left = [_left_in(folder) for folder in cgroup_folders("memory")]
-    available = [psutil.virtual_memory().available, *(n for n in left if n is not None)]
-    return int(min(available))
+    return int(min([psutil.virtual_memory().available, *(n for n in left if n is not None)]))
 
 
 def _left_in(folder: Path) -> int | None:

@@ -165,34 +165,39 @@ def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) 
 
 def record_cells(record: Record) -> dict[str, Any]:
     """A record as flat cells, named by their place in it: ``case.batch``, ``step.median_s``."""
-    cells: dict[str, Any] = {
-        name: getattr(record, name)
-        for name in ("id", "time", "scenario", "key", "launch", "order", "status", "name")
-    }
-    cells |= {f"tags.{key}": text for key, text in record.tags.items()}
-    cells["machine_key"] = record.environment.get("machine_key")
-    cells |= {f"case.{name}": _flat(value) for name, value in record.case.items()}
-    cells |= {f"work.{name}": value for name, value in record.work.items()}
-    cells |= {"stop": record.stop, "steps_per_sample": record.steps_per_sample}
+    names = ("id", "time", "scenario", "key", "launch", "order", "status", "name")
+    medians: dict[str, Any] = {}
     for name, samples in record.samples_s.items():
         median = median_interval(samples)
-        cells |= {
+        medians |= {
             f"{name}.n": median.n,
             f"{name}.median_s": median.value,
             f"{name}.low_s": median.low,
             f"{name}.high_s": median.high,
         }
-    warmup = record.warmup.model_dump(exclude={"samples_s"})
-    cells |= {f"warmup.{name}": _flat(value) for name, value in warmup.items()}
-    cells |= {f"memory.{name}": _flat(value) for name, value in record.memory.model_dump().items()}
     error = record.error
-    cells["error.stage"] = error and error.stage
-    cells["error.message"] = error and error.message
-    return cells
+    return {
+        **{name: getattr(record, name) for name in names},
+        **_named("tags", record.tags),
+        "machine_key": record.environment.get("machine_key"),
+        **_named("case", record.case),
+        **_named("work", record.work),
+        "stop": record.stop,
+        "steps_per_sample": record.steps_per_sample,
+        **medians,
+        **_named("warmup", record.warmup.model_dump(exclude={"samples_s"})),
+        **_named("memory", record.memory.model_dump()),
+        "error.stage": error and error.stage,
+        "error.message": error and error.message,
+    }
 
 
-def _flat(value: Any) -> Any:
-    return canonical(value) if isinstance(value, list | tuple | dict) else value
+def _named(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as cells; several in one are JSON."""
+    return {
+        f"{kind}.{name}": canonical(value) if isinstance(value, list | tuple | dict) else value
+        for name, value in values.items()
+    }
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -203,8 +203,7 @@ def bottleneck(
     fullest = max(stages, key=lambda name: stages[name].busy / stages[name].threads)
     stage = stages[fullest]
     busy = stage.busy / stage.threads / seconds
-    one = stage.threads == 1
-    threads = "its thread was" if one else f"its {stage.threads} threads were"
+    threads = "its thread was" if stage.threads == 1 else f"its {stage.threads} threads were"
     return (
         f"Bound by {fullest}: {threads} busy {busy:.0%} of the time; "
         f"{cpu_seconds / seconds:.1f} of {of_all} were in use."

@@ -86,8 +86,8 @@ def open_dataset_or_array(
         arrays[key] = PatchedArray(**whole, cut=field)
         counts[key] = field.shape[0] * field.patches_per_sample
     check_equal(f"{name}: the numbers of patches of --patch", counts)
-    document = {**packed.document, "patch": list(patch)}
-    return Packed(packed.root, arrays, np.arange(counts.popitem()[1]), {}, document)
+    items = np.arange(counts.popitem()[1])
+    return Packed(packed.root, arrays, items, {}, {**packed.document, "patch": list(patch)})
 
 
 def _open_any(place: str | Path, name: str) -> Packed:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,11 +52,8 @@ class BatchWork:
         return batch
 
 
-class Ticket(NamedTuple):
-    """Some tasks of a batch, for one thread."""
-
-    work: BatchWork
-    tasks: Sequence[Task]
+Ticket = tuple[BatchWork, Sequence[Task]]
+"""Some tasks of a batch, for one thread."""
 
 
 def tickets_of(work: BatchWork, tasks: Sequence[Task]) -> Iterator[Ticket]:
@@ -65,7 +62,7 @@ def tickets_of(work: BatchWork, tasks: Sequence[Task]) -> Iterator[Ticket]:
     for i, task in enumerate(tasks):
         nbytes += task.nbytes
         if nbytes >= TICKET or i == len(tasks) - 1:
-            yield Ticket(work, tasks[first : i + 1])
+            yield work, tasks[first : i + 1]
             first, nbytes = i + 1, 0
 
 
@@ -183,9 +180,7 @@ class EpochRun:
         self.planned: Channel[Ticket] = Channel(flow)
         alone = engine.reads_alone
         self.done: Channel[BatchWork] = Channel(flow, producers=1 if alone else engine.drivers)
-        self.out = self.done
-        if self.transform is not None:
-            self.out = Channel(flow)
+        self.out = self.done if transform is None else Channel[BatchWork](flow)
 
         batches = partial(next, _wanted(order, start, first_sample, flow.check), None)
         self._spawn("plan", batches, self._plan, self.done if alone else self.planned)
@@ -289,11 +284,11 @@ class EpochRun:
             self.planned.put_all(tickets_of(work, tasks))
 
     def _work(self, ticket: Ticket) -> None:
-        work = ticket.work
-        for task in ticket.tasks:
+        work, tasks = ticket
+        for task in tasks:
             task.run(work.out, self.flow.check)
         with self.flow.changed:
-            work.tasks_left -= len(ticket.tasks)
+            work.tasks_left -= len(tasks)
             if work.tasks_left == 0:
                 self.done.put(work, work.place)
 

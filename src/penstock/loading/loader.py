@@ -108,8 +108,9 @@ class Loader:
             list(places), offsets=offsets, channels=channels, patch=patch,
             channel_axis=channel_axis,
         )  # fmt: skip
-        cores = config.workers or usable_cores()
-        how = EngineKnobs(cores, config.fetch, config.cache, config.missing)
+        how = EngineKnobs(
+            config.workers or usable_cores(), config.fetch, config.cache, config.missing
+        )
         self.engine = open_engine(config.engine, places, selection, how)
         """The engine that reads. Its text has its name and why it was chosen."""
         self.fields = self.engine.fields

@@ -53,8 +53,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
                 "DataLoader around it: a DataLoader has no state to save, so a run that is "
                 "resumed would get other data than the one that was stopped"
             )
-        batches = self._loader.iterate(as_tensors=True)
-        yield from map(self._tensors, batches)  # a loop would hold the batch meanwhile
+        # Without a loop, which would hold the batch meanwhile.
+        yield from map(self._tensors, self._loader.iterate(as_tensors=True))
 
     def _tensors(self, batch: Batch) -> dict[str, torch.Tensor]:
         tensors = {name: _tensor(array) for name, array in batch.items()}

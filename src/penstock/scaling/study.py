@@ -145,8 +145,7 @@ def studies(runs: Iterable[TrainingRun], anyway: bool) -> list[Study]:
     kinds: dict[Kind, dict[tuple[int, int], list[TrainingRun]]] = {}
     for run in whole:
         for kind in _kinds(base, run) or _refused(base, run, anyway):
-            of_kind = kinds.setdefault(kind, {})
-            of_kind.setdefault(_size(run), []).append(run)
+            kinds.setdefault(kind, {}).setdefault(_size(run), []).append(run)
     # Runs of the baseline's size fit every kind. They are a study only if there are no others.
     grown = {k: v for k, v in kinds.items() if any(size[0] != base_devices for size in v)}
     if not grown:

@@ -336,7 +336,9 @@ def report_of_studies(
         return Report(title, [f"No scaling study: {why}."], [plural(len(runs), "run")], [listed])
     chapters = [_chapter(study, len(several) > 1) for study in several]
     verdict = [line for study in several for line in _verdict(study)]
-    return Report(title, verdict, [_of_runs(runs)], [*chapters, listed])
+    complete = sum(run.complete for run in runs)
+    facts = [f"{plural(len(runs), 'run')}, {complete} of them complete"]
+    return Report(title, verdict, facts, [*chapters, listed])
 
 
 def _verdict(study: Study) -> list[str]:
@@ -345,7 +347,6 @@ def _verdict(study: Study) -> list[str]:
     ends = interval_text(last.speedup, 1, 2)
     count = plural(len(last.at.runs), "run")
     spread = f"[{ends}, {count}]" if ends != "-" else f"[{count}, no interval]"
-    lines = list(advice(study))
     shared = exposed(last.at)
     base = label(study.base.first).replace("Single process", "a single process")
     line = (
@@ -354,7 +355,7 @@ def _verdict(study: Study) -> list[str]:
     )
     if shared is not None:
         line += f"; ranks waited for each other for {shared:.0%} of their steps"
-    return [f"{line}.", *lines, *rank_lines(study)]
+    return [f"{line}.", *advice(study), *rank_lines(study)]
 
 
 def _chapter(study: Study, several: bool) -> Chapter:
@@ -365,8 +366,3 @@ def _chapter(study: Study, several: bool) -> Chapter:
         for name in figures
     ]
     return Chapter(f"Scaling, {study.kind}", scaling_sections(study), pictures)
-
-
-def _of_runs(runs: Sequence[TrainingRun]) -> str:
-    complete = sum(run.complete for run in runs)
-    return f"{plural(len(runs), 'run')}, {complete} of them complete"

@@ -209,9 +209,10 @@ class RunState:
         except PenstockError:
             raise
         except Exception as error:  # a damaged file may hold anything
-            kind = f"{type(error).__name__}: {describe(error)}"
-            where = f"--resume: {self._checkpoints.last}"
-            raise UsageError(f"{where} is damaged, or of another model ({kind})") from error
+            raise UsageError(
+                f"--resume: {self._checkpoints.last} is damaged, or of another model "
+                f"({type(error).__name__}: {describe(error)})"
+            ) from error
 
     def _settings(self) -> dict[str, Any]:
         """The settings that must be unchanged for a run to resume."""

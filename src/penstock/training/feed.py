@@ -99,10 +99,6 @@ class TorchFeed(_SampleFeed):
 @contextlib.contextmanager
 def _room_to_share(workers: int = 0) -> Iterator[None]:
     """A context that turns a full /dev/shm, as in a container, into one sentence."""
-    full = UsageError(
-        "--num-workers: /dev/shm has no room for what worker processes share; give --num-workers "
-        "0, or a larger /dev/shm"
-    )
     try:
         # Torch prints a traceback of its own where it meets this while it starts workers.
         if workers and SHARED.is_dir() and shutil.disk_usage(SHARED).free < LEAST_SHARED:
@@ -110,7 +106,10 @@ def _room_to_share(workers: int = 0) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         if "No space left on device" in str(error) or "shared memory" in str(error):
-            raise full from error
+            raise UsageError(
+                "--num-workers: /dev/shm has no room for what worker processes share; give "
+                "--num-workers 0, or a larger /dev/shm"
+            ) from error
         raise
 
 
@@ -211,5 +210,4 @@ def _collated(workload: Workload, pairs: Sequence[tuple[int, Any]]) -> tuple[Ite
 
 
 def _batch(workload: Workload, samples: Sequence[Any]) -> Batch:
-    collate = getattr(workload, "collate", default_collate)
-    return collate(list(samples))
+    return getattr(workload, "collate", default_collate)(list(samples))

@@ -97,7 +97,7 @@ def predict_scenes(
         read_state(weights, "WEIGHTS")
     settings = settings_of(weights, config)
     folders = wanted_scenes(config.data_root, config.scenes, settings.record.channels)
-    parts = _FinishedScenes.open(config, weights, settings)
+    parts = _FinishedScenes(config, weights, settings)
     objects_of = parts.read(folders)
     folders = {name: folder for name, folder in folders.items() if name not in objects_of}
     total, notes = _look_ahead(folders, settings.record)
@@ -144,26 +144,21 @@ def _look_ahead(folders: Mapping[str, Path], record: ChipRecord) -> tuple[int, l
 class _FinishedScenes:
     """The finished scenes of a run, one file each, until all are finished."""
 
-    def __init__(self, folder: Path, asked: Mapping[str, Any]) -> None:
-        self._folder, self._asked = folder, asked
-
-    @classmethod
-    def open(cls, config: PredictConfig, weights: Path, settings: Settings) -> _FinishedScenes:
-        """The scenes that an earlier run finished, or an empty folder for this run.
+    def __init__(self, config: PredictConfig, weights: Path, settings: Settings) -> None:
+        """Take up the scenes that an earlier run finished, or begin without any.
 
         Raises `UsageError` if the earlier run had other settings, or may not be removed.
         """
-        folder = config.output.with_name(config.output.name + ".parts")
-        asked = {
+        self._folder = folder = config.output.with_name(config.output.name + ".parts")
+        self._asked = asked = {
             "weights": hashlib.sha256(weights.read_bytes()).hexdigest(),
             "scenes": str(config.data_root.resolve()),
             **{k: v for k, v in asdict(settings).items() if k not in ("because", "record")},
             **settings.record.as_document(),
             "amp": config.amp,
         }
-        parts = cls(folder, asked)
         if not folder.exists():
-            return parts
+            return
         before = read_json(folder / _ASKED) if (folder / _ASKED).is_file() else {}
         if not isinstance(before, dict):
             raise UsageError(f"{folder / _ASKED} is not of a run")
@@ -173,7 +168,7 @@ class _FinishedScenes:
                     f"{folder} is where finished scenes are kept, and Penstock did not write it"
                 )
         elif config.overwrite:
-            parts.remove()
+            self.remove()
         elif not config.resume:
             raise UsageError(
                 f"{folder} holds scenes of a run that was stopped; --resume goes on with it, "
@@ -184,7 +179,6 @@ class _FinishedScenes:
                 f"--resume: {folder} was made with {differ[0]} {before.get(differ[0])}, not "
                 f"{asked[differ[0]]}; --overwrite begins anew"
             )
-        return parts
 
     def read(self, names: Iterable[str]) -> dict[str, Objects]:
         files = {name: self._folder / f"{name}.csv" for name in names}
@@ -211,8 +205,9 @@ def settings_of(weights: Path, config: PredictConfig) -> Settings:
     trained = read_training_record(weights)
     args, results = trained.args, trained.results
     if args and trained.workload != "detector":
-        of = f"of workload {trained.workload}"
-        raise UsageError(f"{trained.place / ARGS} is {of}, and this takes detectors")
+        raise UsageError(
+            f"{trained.place / ARGS} is of workload {trained.workload}, and this takes detectors"
+        )
     of_run = trained.facts.get("chips")
     record = None if of_run is None else ChipRecord.read(of_run, str(trained.place / RESULTS))
     backbone = args.get("backbone") if config.backbone == "auto" else config.backbone

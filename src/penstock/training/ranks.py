@@ -213,8 +213,7 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
-            handlers = dict.fromkeys(SIGNALS, self._raise)
-            self._handled.enter_context(signals_handled(handlers))
+            self._handled.enter_context(signals_handled(dict.fromkeys(SIGNALS, self._raise)))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -43,11 +43,11 @@ def data_folders(config: TrainConfig) -> dict[str, Path | None]:
         "--val-data-root": config.val_data_root,
     }
     packed = {flag: root for flag, root in roots.items() if root and (root / DOCUMENT).is_file()}
-    chips = {
+    return {
+        **packed,
         "--train-chips-path": config.train_chips_path,
         "--val-chips-path": config.val_chips_path,
     }
-    return {**packed, **chips}
 
 
 def take_folder(config: TrainConfig, is_first: bool) -> bool:

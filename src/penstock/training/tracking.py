@@ -184,8 +184,8 @@ class Tracking:
         self._step = step
         if self._processes and (step == 1 or step % self._every == 0):
             times = {f"{phase}_s": spent for phase, spent in seconds.items()}
-            metrics = {"train_loss_step": loss, "learning_rate": rate, **times}
-            self._tell(step, {"epoch": epoch, **metrics})
+            metrics = {"epoch": epoch, "train_loss_step": loss, "learning_rate": rate}
+            self._tell(step, metrics | times)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Tell an epoch that was trained and validated; ``row`` has its numbers."""
@@ -306,9 +306,13 @@ class _TrackerProcess:
         error = state.error or self._fault
         if error is None and self._process.returncode:
             error = "its process ended early"
-        status = "failed" if error else "ok"
-        about = {"name": self._name, "where": state.where, "run": state.run}
-        return {**about, "status": status, "error": error}
+        return {
+            "name": self._name,
+            "where": state.where,
+            "run": state.run,
+            "status": "failed" if error else "ok",
+            "error": error,
+        }
 
 
 def outcome_of_tracker(outcome: Mapping[str, Any], out: Path) -> str:

@@ -93,9 +93,8 @@ class LaunchesOnCluster:
         """
         paths = [Path(path) for path in inputs if "://" not in str(path)]
         self._workers, self._folder = workers, Path.cwd()
-        needs = [absolute(path) for path in paths]
         relative = any(not path.is_absolute() for path in paths)
-        self._needs = tuple([self._folder] * relative + needs)
+        self._needs = (*[self._folder] * relative, *map(absolute, paths))
         self._variables = {name: variables[name] for name in OF_WORKERS & variables.keys()}
         self._kind: Kind | None = None
         self._parents: set[Path] = set()

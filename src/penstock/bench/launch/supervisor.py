@@ -109,8 +109,8 @@ def run_launch(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         fault = f"its answer is not a record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        failed = failure("crash", "report", fault, ending)
-        return _record(launch, failed | stated, ending, surroundings)
+        stated |= failure("crash", "report", fault, ending)
+        return _record(launch, stated, ending, surroundings)
     if record.ok and ending.exit != 0:  # while it unloads a driver, say; the answer still counts
         return record.model_copy(update={"facts": {**record.facts, "ended": fate[1]}})
     return record

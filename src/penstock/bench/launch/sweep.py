@@ -113,8 +113,6 @@ def run_sweep(
     for record in records:
         state.note(record)
 
-    how: dict[str, Any] = {"rules": dict(rules), "memory_limit": memory_limit}
-
     def missing() -> Iterator[Launch]:
         for place, (index, number) in enumerate(state.pairs):
             case, key = cases[index], keys[index]
@@ -123,7 +121,10 @@ def run_sweep(
                 state.step(case, number, skipped=skipped)
                 continue
             state.step(case, number)
-            yield Launch(scenario, dict(case), timeout_s, number, place, **how)
+            yield Launch(
+                scenario, dict(case), timeout_s, number, place,
+                rules=dict(rules), memory_limit=memory_limit,
+            )  # fmt: skip
 
     ran = []
     for launch, record in launcher(missing()):

@@ -11,18 +11,16 @@ Up to L3, the threads take one chunk after the other until the batch is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, require
-from ...data import Audit
-from ...loading import EngineKnobs, PatchGrid, Selection, locate, open_engine, with_checks
-from . import Phase, Scenario, Work, WrongResult
+from ...loading import EngineKnobs, PatchGrid, Selection, locate, open_engine
+from . import Phase, Scenario, Work
 from .loader_scenario import OURS, LoaderScenario
 from .sources import CaseData
 
@@ -30,27 +28,6 @@ from .sources import CaseData
 def rung(case: Mapping[str, Any]) -> Scenario:
     """The scenario of a rung."""
     return _RUNGS[case["rung"]](case)
-
-
-class Together:
-    """Threads that work through a list of pieces together."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads)
-
-    def __call__(self, work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
-        rest = iter(pieces)  # whose next piece only one thread can get
-
-        def take() -> None:
-            for piece in rest:
-                work(piece)
-
-        for future in [self._pool.submit(take) for _ in range(self._threads)]:
-            future.result()
-
-    def close(self) -> None:
-        self._pool.shutdown()
 
 
 class Rung:
@@ -61,7 +38,7 @@ class Rung:
     def __init__(self, case: Mapping[str, Any]) -> None:
         self.case, self.data = case, CaseData(case)
         self.batches = self.data.batches()
-        self.together = Together(case["threads"])
+        self._pool = ThreadPoolExecutor(self.data.threads)
         self.work: Work = {
             "samples": case["batch"],
             "bytes": case["batch"] * self.data.packed.sample_bytes,
@@ -85,8 +62,19 @@ class Rung:
         self._next = (self._next + 1) % len(self.batches)
         return self.work
 
+    def together(self, work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
+        """Work through some pieces in all threads."""
+        rest = iter(pieces)  # whose next piece only one thread can get
+
+        def take() -> None:
+            for piece in rest:
+                work(piece)
+
+        for future in [self._pool.submit(take) for _ in range(self.data.threads)]:
+            future.result()
+
     def close(self) -> None:
-        self.together.close()
+        self._pool.shutdown()
         self.data.close()
 
 
@@ -133,14 +121,14 @@ class Scatter(Rung):
         self.together(lambda task: task.run(self.out, lambda: None), self.tasks[batch])
 
     def verify(self) -> None:
-        delivered = (int(sample) for samples in self.batches for sample in samples)
-        audit = Audit(with_checks(self.data.packed, delivered))
-        for index, samples in enumerate(self.batches):
-            self.read(index)
-            audit.batch(samples, self.out)
-        self.facts |= asdict(audit.result())
-        if not audit.result().right:
-            raise WrongResult(f"the batches are not those of the plan: {audit.result()}")
+        """Read the batches once more and check every row of them."""
+
+        def delivered() -> Iterator[Mapping[str, NDArray[Any]]]:
+            for index in range(len(self.batches)):
+                self.read(index)
+                yield self.out
+
+        self.data.audit(self.batches, delivered(), self.facts)
 
 
 class Queue(LoaderScenario):

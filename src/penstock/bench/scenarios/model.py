@@ -40,7 +40,7 @@ class ModelScenario:
     """A network on its device with its input, ready to step."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
-        device = _device(case)
+        self._case, device = case, _device(case)
         self.device = str(device)
         # Read before this process uses the GPU: its context and libraries count as the launch's.
         self.driver_before = Gpu(device).used() if device.type == "cuda" else None
@@ -71,10 +71,8 @@ class ModelScenario:
             for parameter in module.parameters():  # a net of images may hold weights of volumes
                 parameter.data = channels_last(parameter.data)
             self._input = channels_last(self._input)
-        self._compiled = case["compile"]
         self._net = torch.compile(module) if case["compile"] else module
         self._amp = torch.float16 if device.type == "cuda" else torch.bfloat16
-        self._has_amp = case["amp"]
         self._targets: dict[str, Tensor] = {}
         self._heads: dict[str, torch.Size] = {}
         if self._train:
@@ -85,7 +83,7 @@ class ModelScenario:
     @property
     def compile_s(self) -> float | None:
         """The seconds that torch.compile has taken so far; None if nothing is compiled."""
-        if not self._compiled:
+        if not self._case["compile"]:
             return None
         from torch._dynamo.utils import calculate_time_spent
 
@@ -134,7 +132,7 @@ class ModelScenario:
         return loss.detach()
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._input.device.type, self._amp, self._has_amp)
+        return torch.autocast(self._input.device.type, self._amp, self._case["amp"])
 
     def _forward(self) -> dict[str, Tensor]:
         """The heads, with the shapes of the first step."""

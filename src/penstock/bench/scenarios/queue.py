@@ -36,23 +36,19 @@ class QueueScenario:
         self._compute_s = float(case["compute_time"])
         self._batches = batches or (FromLoader(case) if case["workers"] else InPlace(case))
         self._queue: Any = self._batches if case["workers"] else None
-        self._left: list[int] = []
-        self._filled = False
         self._held: Mapping[str, Any] | None = None
         self.work: Work = {"samples": case["batch"]}
-        self.facts: dict[str, Any] = {
-            "left": self._left,
-        }
+        self.facts: dict[str, list[int]] = {"left": []}
 
     def step(self, phase: Phase) -> Work:
+        first = self._held is None
         self._held = None  # its buffer may be filled again
         self._held = self._batches.get()
         phase("get")
         rows = {len(array) for array in self._held.values()}
         if rows != {self.work["samples"]}:
             raise WrongResult(f"a batch of {self.work['samples']} came with {sorted(rows)} samples")
-        if not self._filled:
-            self._filled = True
+        if first:
             if self._queue is not None:
                 self._queue.fill()
             return self.work
@@ -61,7 +57,7 @@ class QueueScenario:
             time.sleep(self._compute_s)
         phase("compute")
         if self._queue is not None:
-            self._left.append(self._queue.depth())
+            self.facts["left"].append(self._queue.depth())
         return self.work
 
     def close(self) -> None:

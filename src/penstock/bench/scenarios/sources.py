@@ -9,8 +9,8 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +19,10 @@ import psutil
 from numpy.typing import NDArray
 
 from ...base import UsageError, well_formed
-from ...data import CHECKS, DOCUMENT, Packed, PackedArray, open_dataset, parse_document
+from ...data import CHECKS, DOCUMENT, Audit, Packed, PackedArray, open_dataset, parse_document
 from ...instruments import drop_pages, process_tree, residency, warm_pages
-from ...loading import Order, cut_of, open_dataset_or_array
+from ...loading import Order, cut_of, open_dataset_or_array, with_checks
+from . import WrongResult
 
 
 class CaseData:
@@ -65,8 +66,7 @@ class CaseData:
     def batches(self) -> list[NDArray[np.int64]]:
         """The samples of each batch that is read, in order."""
         asked = self._case["batches"] + 1 + self._case["warmup"] + self.further
-        number = min(asked, self.order.num_batches)
-        return [self.order.items(0, index) for index in range(number)]
+        return [self.order.items(0, i) for i in range(min(asked, self.order.num_batches))]
 
     def rows(self, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """The sample and the patch of each item, as arguments of an engine; patches are None if
@@ -124,6 +124,29 @@ class CaseData:
             for name, array in self.packed.arrays.items()
             for chunk in (samples // array.chunks[0]).tolist()
         }
+
+    def audit(
+        self,
+        batches: Sequence[NDArray[np.int64]],
+        delivered: Iterable[Mapping[str, NDArray[Any]]],
+        facts: dict[str, Any],
+    ) -> None:
+        """Check every row of the batches that a loader delivered, and add the counts to ``facts``.
+
+        Raises `WrongResult` if a sample came twice, did not come or was wrong.
+        """
+        samples = [int(sample) for batch in batches for sample in batch]
+        audit = Audit(with_checks(self.packed, samples))
+        for batch, arrays in zip(batches, delivered, strict=True):
+            audit.batch(batch, arrays)
+        counts = audit.result()
+        facts |= asdict(counts) | {"verified_batches": len(batches)}
+        if not counts.right:
+            raise WrongResult(
+                f"of {len(samples)} samples {counts.duplicates} came twice, {counts.missing} did "
+                f"not come and {counts.wrong} arrays were wrong",
+                facts,
+            )
 
     def counters(self) -> Counters:
         """The use of this process and its children so far."""

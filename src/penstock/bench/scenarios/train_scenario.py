@@ -62,7 +62,7 @@ class TrainScenario:
             return {}
         out = self._config.output_dir
         watched = self._case["world_size"] if self._cuda and self._case["profile_gpu"] else 0
-        with Sampler(out / TELEMETRY, EVERY_S, dict, {}, gpus=_used_gpus(watched)):
+        with Sampler(out / TELEMETRY, EVERY_S, dict, {}, gpus=_Used(watched)):
             if self._config.distributed:
                 torchrun(self._case["workload"], self._config, self._case["world_size"])
             else:
@@ -171,25 +171,22 @@ def _fault(said: Iterable[str]) -> str:
 
 
 class _Used(Nvml):
-    """The GPUs that a run uses, of all that NVML shows."""
+    """The first ``count`` GPUs that torch sees, of all that NVML shows.
 
-    def __init__(self, uuids: Iterable[str]) -> None:
+    Torch names a partition of a GPU (MIG) differently than NVML; such a one is not found.
+    """
+
+    def __init__(self, count: int) -> None:
+        import torch
+
         super().__init__()
-        self._uuids = frozenset(uuids)
+        uuids = (torch.cuda.get_device_properties(i).uuid for i in range(count))
+        self._uuids = {f"GPU-{uuid}" for uuid in uuids}
 
     def _find(self) -> list[tuple[int, str, Any]]:
         return [
             gpu for gpu in super()._find() if self._nvml.nvmlDeviceGetUUID(gpu[2]) in self._uuids
         ]
-
-
-def _used_gpus(count: int) -> _Used:
-    """The first ``count`` GPUs that torch sees. Torch names a partition of a GPU (MIG) differently
-    than NVML; such a one is not found.
-    """
-    import torch
-
-    return _Used(f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(count))
 
 
 def utilisation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

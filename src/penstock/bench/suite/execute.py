@@ -268,15 +268,13 @@ def run_suite(
         check_alone(folder / TRAIN_LOCK, TRAINS)
         shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
         name = f"{ledger.labels['name']} {part}"[:MOST_NAME]
-        labels = {"name": name, "tag": ledger.labels["tags"]}
-        case = {**launch.case, **labels, "output_dir": str(folder)}
-        return replace(launch, case=case)
+        of_run = {"name": name, "tag": ledger.labels["tags"], "output_dir": str(folder)}
+        return replace(launch, case={**launch.case, **of_run})
 
     def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
         for launch, record in launcher(map(placed, launches)):
-            case = dict(launch.case)
-            folder = Path(case["output_dir"])
-            case = {name: value for name, value in case.items() if name not in of_launch}
+            folder = Path(launch.case["output_dir"])
+            case = {name: value for name, value in launch.case.items() if name not in of_launch}
             if not case["save_checkpoints"]:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             yield replace(launch, case=case), finished(record, case)

@@ -169,8 +169,7 @@ class DaskSample(DaskStacked):
     name = "dask-sample"
 
     def _read(self, array: Any, samples: Items) -> NDArray[Any]:
-        rows = [array.isel({array.dims[0]: int(sample)}).values for sample in samples]
-        return np.stack(rows)
+        return np.stack([array.isel({array.dims[0]: int(i)}).values for i in samples])
 
 
 class TensorStoreRead(Peer):

@@ -106,10 +106,11 @@ class NativeEngine(Engine):
                 groups[-1].append(chunk)
             else:
                 groups.append([chunk])
-        tasks: list[Task] = []
-        for group in groups:
-            tasks += [SideBySide(group)] if len(group) >= _FEWEST else group
-        return tasks
+        return [
+            task
+            for group in groups
+            for task in ([SideBySide(group)] if len(group) >= _FEWEST else group)
+        ]
 
     def chunks(self, samples: Items, patches: Items | None) -> list[ChunkTask]:
         """The chunks of a batch, each as a task."""

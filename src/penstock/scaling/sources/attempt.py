@@ -174,12 +174,11 @@ class Attempt:
             ValueError: It has a time whose meaning is not known.
         """
         kept = self.take_lightning(line) or self._take_kind(line, _KINDS)
-        if end := end_in(line):
-            # A job that is stopped or cancelled also ends with an error. SLURM's own message
-            # decides.
-            before = self.end
-            if before in (None, "crashed") or (before == "stopped" and end != "crashed"):
-                self.end = end
+        end = end_in(line)
+        # A job that is stopped or cancelled also ends with an error. SLURM's own message decides.
+        decides = self.end in (None, "crashed") or (self.end == "stopped" and end != "crashed")
+        if end and decides:
+            self.end = end
         return kept or end is not None
 
     def take_lightning(self, line: str) -> bool:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import TrainConfig, UsageError, XView3Rules
+from ...base import TrainConfig, UsageError, XView3Rules, group_by
 from ...data import (
     CHANNELS,
     SPLITS,
@@ -164,11 +164,13 @@ class DetectorWorkload:
 
     def joined(self, answers: Mapping[int, Answer]) -> Objects:
         """The detections of whole scenes with any score, each object once."""
-        parts = []
-        for scene in self.chips.scenes:
-            chips = [of for index, of in answers.items() if self.chips.scene_of(index) == scene]
-            parts.append(joined(scene, chips))
-        return Objects.join(parts)
+        chips = group_by(answers, self.chips.scene_of)
+        return Objects.join(
+            [
+                joined(scene, [answers[index] for index in chips.get(scene, ())])
+                for scene in self.chips.scenes
+            ]
+        )
 
     def _shorelines(self) -> Any:
         """A function that reads a scene's shoreline, beside the scenes or in a folder

@@ -253,8 +253,10 @@ class LoaderFeed:
         batches = iter(self._loader)
         if self._pieces is None:
             for batch in batches:
-                items = batch.indices
-                yield items, {name: torch.from_numpy(array) for name, array in batch.items()}
+                yield (
+                    batch.indices,
+                    {name: torch.from_numpy(array) for name, array in batch.items()},
+                )
                 del batch  # the loader uses its memory again for the next batch
             return
         for piece in range(self._pieces):

@@ -108,9 +108,9 @@ class Objective:
         Returns:
             Sums and counts of each.
         """
-        rows = range(len(made))
         return [
-            self._of_sample(made[i], target[i], None if given is None else given[i]) for i in rows
+            self._of_sample(made[i], target[i], None if given is None else given[i])
+            for i in range(len(made))
         ]
 
     def scores(self, answers: Sequence[Answer]) -> dict[str, float]:

@@ -162,9 +162,8 @@ class Pairs:
         self._check_arrays(source, target)
         self._tile = tile_of(config, self._model.spatial_axes)
         parts = split(source.domain.shape, self._tile)
-        inputs = Values()
-        if source.dtype.kind == "f":  # integers are finite
-            inputs = count_values(source, parts, "--in-spec")
+        floats = source.dtype.kind == "f"  # integers are finite
+        inputs = count_values(source, parts, "--in-spec") if floats else Values()
         values = count_values(target, parts, "--target-spec")
         scaling = _scaling(source, parts[0], config)
         head, made = self._head(Tiles(source, target, parts[0], self._tile, scaling, scaling))
