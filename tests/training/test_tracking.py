@@ -246,8 +246,12 @@ def test_what_a_tracker_left_is_never_the_run_s(tmp_path) -> None:
 
 def test_a_run_without_room_for_its_metrics_goes_on(tmp_path, monkeypatch) -> None:
     """The rows of its machine can be neither put away nor written."""
-    (tmp_path / "run" / "track" / "metrics-2.jsonl" / "full").mkdir(parents=True)
-    (tmp_path / "run" / "track" / "metrics.jsonl").mkdir()
+    (tmp_path / "run" / "track" / "metrics.jsonl").mkdir(parents=True)
+
+    def full(path: Path) -> None:
+        raise OSError(28, f"no space left for {path}")
+
+    monkeypatch.setattr(tracking, "set_aside", full)
     made = stand_in(tmp_path, monkeypatch, "exec cat")
     made.step(10, 0, 0.5, 0.1, {})
     assert [each["name"] for each in made.finish("complete", {})] == ["mlflow"]
