@@ -18,7 +18,7 @@ from .cf_packing import Packing, packing_of, same_in_all
 from .frames import Sizes, said_of, shown_channel, sizes_of, unit_name
 from .ome_levels import array_below
 from .protocols import check_dtype, chosen_of, in_words
-from .raster import ALPHA_IS_READ, MASK_STAYS, POINTS_STAY, UNITS_STAY
+from .raster import ALPHA_IS_READ, AS_STORED, MASK_STAYS, POINTS_STAY, UNITS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
@@ -263,8 +263,7 @@ def lost(file: Any, series: Any) -> list[str]:
         POINTS_STAY: _RPCS in page.tags or (points is not None and points.count > 6),
         ALPHA_IS_READ: any(each.name in ("ASSOCALPHA", "UNASSALPHA") for each in extra),
         UNITS_STAY.format(said): said,
-        f"the input is {shown}, and its numbers are read as stored":
-            shown in ("MINISWHITE", "PALETTE"),
+        AS_STORED.format(shown): shown in ("MINISWHITE", "PALETTE"),
         "the input's resolution by inch or centimetre is not taken for the size of voxels":
             by_length,
         "the input's OME metadata is no XML, or not of its images, and goes no further":
