@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from xml.etree import ElementTree
 
@@ -158,15 +159,15 @@ def _ome_sizes(pixels: ElementTree.Element) -> Sizes:
 
 
 def _ome_channels(pixels: ElementTree.Element) -> list[dict[str, Any]]:
-    channels = []
-    for channel in pixels.findall("./{*}Channel"):
-        color = channel.get("Color")
-        try:  # a signed number of red, green, blue and alpha
-            red_green_blue = None if color is None else f"{(int(color) >> 8) & 0xFFFFFF:06X}"
-        except ValueError:
-            red_green_blue = None
-        channels.append(shown_channel(channel.get("Name"), red_green_blue))
-    return channels
+    channels = pixels.findall("./{*}Channel")
+    return [shown_channel(each.get("Name"), _rgb(each.get("Color"))) for each in channels]
+
+
+def _rgb(said: str | None) -> str | None:
+    """A colour by its signed number of red, green, blue and alpha."""
+    with suppress(ValueError):
+        return f"{(int(said or '') >> 8) & 0xFFFFFF:06X}"
+    return None
 
 
 def _ground_sizes(page: Any) -> Sizes:
