@@ -34,6 +34,12 @@ def test_a_volume_has_three_planes() -> None:
     assert Path("view.png").read_bytes() != before
 
 
+def test_axes_are_those_that_the_user_gives() -> None:
+    assert main(["view", "volume.npy", "--output", "z.png"]) == 0
+    assert main(["view", "volume.npy", "--axes", "tyx", "--output", "t.png"]) == 0
+    assert len(Path("t.png").read_bytes()) < len(Path("z.png").read_bytes()), "of one plane"
+
+
 def test_pixels_are_left_out_by_pieces_as_in_the_whole(monkeypatch) -> None:
     monkeypatch.setattr(view, "_SIDE", 12)
     source, array = open_source("volume.npy"), np.load("volume.npy")
@@ -46,7 +52,7 @@ def test_a_picture_of_red_green_and_blue_is_shown_in_its_colors() -> None:
     tifffile = pytest.importorskip("tifffile")
     pixels = np.arange(40 * 30 * 3, dtype="uint8").reshape(40, 30, 3)
     tifffile.imwrite("scene.tif", pixels, photometric="rgb")
-    words = argparse.Namespace(series=None, t=None, c=None)
+    words = argparse.Namespace(series=None, axes=None, t=None, c=None)
     ((_, shown, _, _),) = view._planes("scene.tif", words)
     assert (shown == pixels / 255).all()
     words.c = 1
@@ -58,7 +64,7 @@ def test_labels_are_shown_in_colors() -> None:
     objects = np.arange(6 * 40 * 30, dtype="uint16").reshape(6, 40, 30) // 2
     np.save("objects.npy", objects)
     assert main(["label", "objects.npy", "cells.ome.zarr", "--equal"]) == 0
-    words = argparse.Namespace(series=None, t=None, c=None)
+    words = argparse.Namespace(series=None, axes=None, t=None, c=None)
     (_, plane, _, _), *_ = view._planes("cells.ome.zarr", words)
     assert plane.shape == (40, 30, 3) and (plane[0, 0] == plane[0, 1]).all()
     assert len(np.unique(plane.reshape(-1, 3), axis=0)) == 600
