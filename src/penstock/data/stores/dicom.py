@@ -30,7 +30,7 @@ _OTHERS = (
 _RESCALED = (("scale_factor", "RescaleSlope", 1), ("add_offset", "RescaleIntercept", 0))
 _TOLERANCE = 0.01
 """The part of a voxel by which slices may lie beside their places."""
-_DIGITS = 3
+_DIGITS = 6
 """The digits of millimeters that tell places apart."""
 
 
