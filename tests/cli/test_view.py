@@ -42,13 +42,19 @@ def test_an_array_that_does_not_begin_at_0_has_the_same_picture() -> None:
     shape, moved = (6, 40, 30), (7, -3, 90)
     there = [{"input_dimension": axis, "offset": -by} for axis, by in enumerate(moved)]
     ends = {"input_inclusive_min": moved, "input_shape": shape, "output": there}
-    words = argparse.Namespace(series=None, t=None, c=None)
+    words = argparse.Namespace(series=None, axes=None, t=None, c=None)
     for plain, other in zip(
         view._planes("volume.npy", words),
         view._planes(json.dumps(stored | {"transform": ends}), words),
         strict=True,
     ):
         assert (plain[1] == other[1]).all()
+
+
+def test_axes_are_those_that_the_user_gives() -> None:
+    assert main(["view", "volume.npy", "--output", "z.png"]) == 0
+    assert main(["view", "volume.npy", "--axes", "tyx", "--output", "t.png"]) == 0
+    assert len(Path("t.png").read_bytes()) < len(Path("z.png").read_bytes()), "of one plane"
 
 
 def test_pixels_are_left_out_by_pieces_as_in_the_whole(monkeypatch) -> None:
@@ -63,7 +69,7 @@ def test_a_picture_of_red_green_and_blue_is_shown_in_its_colors() -> None:
     tifffile = pytest.importorskip("tifffile")
     pixels = np.arange(40 * 30 * 3, dtype="uint8").reshape(40, 30, 3)
     tifffile.imwrite("scene.tif", pixels, photometric="rgb")
-    words = argparse.Namespace(series=None, t=None, c=None)
+    words = argparse.Namespace(series=None, axes=None, t=None, c=None)
     ((_, shown, _, _),) = view._planes("scene.tif", words)
     assert (shown == pixels / 255).all()
     words.c = 1
@@ -75,7 +81,7 @@ def test_labels_are_shown_in_colors() -> None:
     objects = np.arange(6 * 40 * 30, dtype="uint16").reshape(6, 40, 30) // 2
     np.save("objects.npy", objects)
     assert main(["label", "objects.npy", "cells.ome.zarr", "--equal"]) == 0
-    words = argparse.Namespace(series=None, t=None, c=None)
+    words = argparse.Namespace(series=None, axes=None, t=None, c=None)
     (_, plane, _, _), *_ = view._planes("cells.ome.zarr", words)
     assert plane.shape == (40, 30, 3) and (plane[0, 0] == plane[0, 1]).all()
     assert len(np.unique(plane.reshape(-1, 3), axis=0)) == 600

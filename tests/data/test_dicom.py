@@ -106,6 +106,16 @@ def test_several_slices_at_each_place_are_times() -> None:
     assert "2 slices at each place, which are taken for times" in source.notes[0]
 
 
+def test_slices_that_lie_close_are_not_times() -> None:
+    Path("fine").mkdir()
+    for number in range(4):
+        place = [-7, 8, 0.0004 * number]
+        write_slice(f"fine/{number}", number, ImagePositionPatient=place, InstanceNumber=number)
+    source, made = read("fine", raw=True)
+    assert source.axes == "zyx" and (made[0, 0] == SLICES[:4]).all()
+    np.testing.assert_allclose(source.scale[2], 0.0004)
+
+
 def test_a_mosaic_of_slices_is_refused() -> None:
     write_slice("all.dcm", 0, ImageType=["ORIGINAL", "PRIMARY", "M", "ND", "MOSAIC"])
     refused("all.dcm", "is a mosaic of slices, of Siemens, which is not read")

@@ -279,6 +279,7 @@ def test_a_slide_beside_its_thumbnail() -> None:
     source, made = read("a.svs")
     assert (made[0, :, 0] == slide.transpose(2, 0, 1)).all() and source.bands
     assert source.scale == (1, 1, 1, 0.499, 0.499) and source.units[-1] == "micrometer"
+    assert [each["color"] for each in source.omero] == ["FF0000", "00FF00", "0000FF"]
     assert open_source("a.svs", series=1).domain.shape == (1, 3, 1, 16, 20)
 
 

@@ -338,3 +338,17 @@ def test_points_and_alpha_are_named(by: str, tmp_path) -> None:
         said = " ".join(open_source(tmp_path / name).notes)
         assert "control points or RPCs are not carried" in said
         assert "a band of the input is alpha" in said
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+@pytest.mark.parametrize("driver", ["PNG", "GTiff"])
+def test_a_palette_is_named(driver: str, tmp_path) -> None:
+    place = str(tmp_path / ("in.png" if driver == "PNG" else "in.tif"))
+    numbers = np.arange(32, dtype="uint8").reshape(4, 8)
+    profile = {"driver": driver, "width": 8, "height": 4, "count": 1, "dtype": "uint8"}
+    with rasterio.open(place, "w", **profile) as file:
+        file.write_colormap(1, {n: (n, 255 - n, 0, 255) for n in range(32)})
+        file.write(numbers, 1)
+    source = open_source(place)
+    assert "the input is PALETTE, and its numbers are read as stored" in source.notes
+    assert (source.read(source.domain).squeeze() == numbers).all()

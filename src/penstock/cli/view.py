@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for flag, what in (("t", "time point"), ("c", "channel"), ("series", "image of several")):
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=f"{what} (default: the first)")
+    parser.add_argument("--axes", metavar="AXES", help="the letters of the stored axes: tyx, zcyx")
     parser.add_argument(
         "--serve", action="store_true",
         help="draw nothing: serve stores of this machine to Neuroglancer, and print its link",
@@ -98,7 +99,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any, float]]:
     """The middle planes of an array: title, pixels, black and white, height of a pixel by width."""
-    source, level = _coarse(path, args.series)
+    source, level = _coarse(path, series=args.series, axes=args.axes)
     domain = source.domain
     place = [low + side // 2 for low, side in zip(domain.start, domain.shape, strict=True)]
     for axis, flag in ((0, "t"), (1, "c")):
@@ -134,10 +135,10 @@ def _in_colors(labels: Any) -> Any:
     return hsv_to_rgb(np.stack([hues, 0.5 + 0.5 * pale, np.where(labels == 0, 0.0, 1.0)], axis=-1))
 
 
-def _coarse(path: str, series: int | None) -> tuple[Any, int]:
+def _coarse(path: str, **chosen: Any) -> tuple[Any, int]:
     """The coarsest level that has as many pixels as a picture, and its number."""
-    first, number = open_source(path, series=series, name="PATH"), 0
-    for level, below in levels_below(path, series=series):
+    first, number = open_source(path, name="PATH", **chosen), 0
+    for level, below in levels_below(path, **chosen):
         if max(below.domain.shape[2:]) < _SIDE:
             break
         first, number = below, level

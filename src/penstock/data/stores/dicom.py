@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, as_usage_error, plural, require
 from .cf_packing import packing_of, same_in_all
-from .frames import said_of
+from .frames import said_of, sizes_of
 from .protocols import chosen_of
 from .sliced import Asked, FrameStack, OpenedArray
 
@@ -30,7 +30,7 @@ _OTHERS = (
 _RESCALED = (("scale_factor", "RescaleSlope", 1), ("add_offset", "RescaleIntercept", 0))
 _TOLERANCE = 0.01
 """The part of a voxel by which slices may lie beside their places."""
-_DIGITS = 3
+_DIGITS = 6
 """The digits of millimeters that tell places apart."""
 
 
@@ -160,15 +160,13 @@ def _opened(times: Sequence[Sequence[Any]], asked: Asked, cache_bytes: int) -> O
     straight = np.allclose(first.ImageOrientationPatient, (1, 0, 0, 0, 1, 0))
     x, y, z = map(float, first.ImagePositionPatient) if straight else (0.0, 0.0, 0.0)
     down, across = map(float, first.PixelSpacing)
-    sizes = {"y": (down, "millimeter", y), "x": (across, "millimeter", x)}
-    if steps:
-        sizes["z"] = float(np.mean(steps)), "millimeter", z
+    each = {"z": (np.mean(steps) if steps else None, z), "y": (down, y), "x": (across, x)}
     frame = (first.Rows, first.Columns)
     return OpenedArray(
         array=FrameStack(lead, frame, dtype, read, cache_bytes),
         labels="tzyx"[-2 - len(lead) :],
         chunks=(*(1,) * len(lead), *frame),
-        sizes=sizes,
+        sizes=sizes_of((axis, size, "millimeter", at) for axis, (size, at) in each.items()),
         packing=packing_of(says, dtype, where),
         notes=_notes(times, straight),
         cache_bytes=cache_bytes,

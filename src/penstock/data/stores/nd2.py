@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, require
-from .frames import Sizes, said_of, shown_channel
+from .frames import Sizes, said_of, shown_channel, sizes_of
 from .protocols import chosen_of
 from .sliced import Asked, FrameStack, OpenedArray
 
@@ -90,14 +90,9 @@ def _positions(loops: Sequence[Any]) -> dict[int, str]:
 
 def _sizes(reader: Any, loops: Sequence[Any]) -> Sizes:
     volume = reader.metadata.channels[0].volume
-    sizes: dict[str, tuple[float, str, float]] = {
-        axis: (size, "micrometer", 0.0)
-        for axis, size, says in zip(
-            "xyz", volume.axesCalibration, volume.axesCalibrated, strict=True
-        )
-        if says
-    }
-    for loop in loops:
-        if loop.type == "TimeLoop" and loop.parameters.periodMs > 0:
-            sizes["t"] = loop.parameters.periodMs / 1000, "second", 0.0
-    return sizes
+    each = zip("xyz", volume.axesCalibration, volume.axesCalibrated, strict=True)
+    periods = [loop.parameters.periodMs for loop in loops if loop.type == "TimeLoop"]
+    return sizes_of([
+        *((axis, size, "micrometer", 0.0) for axis, size, says in each if says),
+        *(("t", period / 1000, "second", 0.0) for period in periods),
+    ])  # fmt: skip

@@ -108,6 +108,8 @@ def give_back(array: Any) -> None:
         array.madvise(mmap.MADV_DONTNEED)
 
 
+_RGB = tuple({"color": color} for color in ("FF0000", "00FF00", "0000FF"))
+"""The channels of a colour picture, where nothing more is known of them."""
 _LOCKS = 64
 """Frames that are decoded at once: more than there are threads."""
 Decoded = TypeVar("Decoded")
@@ -221,7 +223,8 @@ class SlicedSource(BoxReader, Framed):
         self.domain = Box((0,) * 5, to_tczyx(array.shape, axes, 1))
         whole = len(opened.omero) == self.domain.shape[1] and any(opened.omero)
         said = {key: getattr(opened, key) for key in Described.__dataclass_fields__}
-        said["omero"] = tuple(opened.omero) if whole else ()
+        of_samples = _RGB if opened.bands and self.domain.shape[1] == len(_RGB) else ()
+        said["omero"] = tuple(opened.omero) if whole else of_samples
         said["notes"] = (*taken, *turned, *opened.notes, *([packing.note] if packing else ()))
         placed = scale if opened.sizes else None
         super().__init__(scale=placed, units=units, translation=translation, **said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from xml.etree import ElementTree
 
@@ -18,7 +19,7 @@ from .cf_packing import Packing, packing_of, same_in_all
 from .frames import Sizes, said_of, shown_channel, sizes_of, unit_name
 from .ome_levels import array_below
 from .protocols import check_dtype, chosen_of, in_words
-from .raster import ALPHA_IS_READ, MASK_STAYS, POINTS_STAY, UNITS_STAY
+from .raster import ALPHA_IS_READ, AS_STORED, MASK_STAYS, POINTS_STAY, UNITS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
@@ -158,15 +159,15 @@ def _ome_sizes(pixels: ElementTree.Element) -> Sizes:
 
 
 def _ome_channels(pixels: ElementTree.Element) -> list[dict[str, Any]]:
-    channels = []
-    for channel in pixels.findall("./{*}Channel"):
-        color = channel.get("Color")
-        try:  # a signed number of red, green, blue and alpha
-            red_green_blue = None if color is None else f"{(int(color) >> 8) & 0xFFFFFF:06X}"
-        except ValueError:
-            red_green_blue = None
-        channels.append(shown_channel(channel.get("Name"), red_green_blue))
-    return channels
+    channels = pixels.findall("./{*}Channel")
+    return [shown_channel(each.get("Name"), _rgb(each.get("Color"))) for each in channels]
+
+
+def _rgb(said: str | None) -> str | None:
+    """A colour by its signed number of red, green, blue and alpha."""
+    with suppress(ValueError):
+        return f"{(int(said or '') >> 8) & 0xFFFFFF:06X}"
+    return None
 
 
 def _ground_sizes(page: Any) -> Sizes:
@@ -263,8 +264,7 @@ def lost(file: Any, series: Any) -> list[str]:
         POINTS_STAY: _RPCS in page.tags or (points is not None and points.count > 6),
         ALPHA_IS_READ: any(each.name in ("ASSOCALPHA", "UNASSALPHA") for each in extra),
         UNITS_STAY.format(said): said,
-        f"the input is {shown}, and its numbers are read as stored":
-            shown in ("MINISWHITE", "PALETTE"),
+        AS_STORED.format(shown): shown in ("MINISWHITE", "PALETTE"),
         "the input's resolution by inch or centimetre is not taken for the size of voxels":
             by_length,
         "the input's OME metadata is no XML, or not of its images, and goes no further":
