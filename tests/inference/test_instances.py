@@ -346,6 +346,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_scores_are_computed(
     assert [file.name for file in tmp_path.iterdir()] == ["in.npy"]
 
 
+@pytest.mark.slow
 def test_scores_of_an_earlier_start_stay(tmp_path, capsys) -> None:
     (tmp_path / "mine.py").write_text(DECODER)
     words = ["--instances", f"{tmp_path / 'mine.py'}:raising", "--object-size", "4"]
