@@ -44,6 +44,9 @@ def middle(scores):
     return labels
 
 
+def leaving(scores):
+    raise SystemExit(3)
+
 def raising(scores):
     raise ValueError("a decoder of the user's")
 """
@@ -377,6 +380,7 @@ def test_what_the_input_lacks_is_in_no_object(tmp_path) -> None:
         ({"decoder": "mine.py:narrow"}, "gives int64 of shape .1, 2, 3."),
         ({"decoder": "mine.py:with_floats"}, "gives float32 of shape"),
         ({"decoder": "mine.py:raising"}, "ValueError: a decoder of the user's .*mine.py, line"),
+        ({"decoder": "mine.py:leaving"}, "SystemExit: 3 .*mine.py, line"),
         ({"decoder": "mine.py:absent"}, "mine.py has no attribute 'absent'"),
         ({"decoder": "not.py:there"}, "there is no file"),
         ({"decoder": "voronoi"}, "give components, watershed, .*, affinities or FILE.py:FUNCTION"),
