@@ -386,7 +386,7 @@ def test_what_the_input_lacks_is_in_no_object(tmp_path) -> None:
         ({"decoder": "voronoi"}, "give components, watershed, .*, affinities or FILE.py:FUNCTION"),
         ({"decoder": "watershed"}, "needs --threshold X and --seed-threshold Y"),
         ({"object_size": None}, "needs --object-size N"),
-        ({"fill_holes": True}, "--fill-holes is for components"),
+        ({"fill_holes": True}, "--fill-holes has no effect with --decoder"),
         ({"threshold": 0.5}, "--threshold has no effect with --decoder .*mine.py:nearest"),
     ],
 )
