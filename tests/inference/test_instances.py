@@ -44,6 +44,9 @@ def middle(scores):
     return labels
 
 
+def leaving(scores):
+    raise SystemExit(3)
+
 def raising(scores):
     raise ValueError("a decoder of the user's")
 """
@@ -346,6 +349,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_scores_are_computed(
     assert [file.name for file in tmp_path.iterdir()] == ["in.npy"]
 
 
+@pytest.mark.slow
 def test_scores_of_an_earlier_start_stay(tmp_path, capsys) -> None:
     (tmp_path / "mine.py").write_text(DECODER)
     words = ["--instances", f"{tmp_path / 'mine.py'}:raising", "--object-size", "4"]
@@ -376,12 +380,13 @@ def test_what_the_input_lacks_is_in_no_object(tmp_path) -> None:
         ({"decoder": "mine.py:narrow"}, "gives int64 of shape .1, 2, 3."),
         ({"decoder": "mine.py:with_floats"}, "gives float32 of shape"),
         ({"decoder": "mine.py:raising"}, "ValueError: a decoder of the user's .*mine.py, line"),
+        ({"decoder": "mine.py:leaving"}, "SystemExit: 3 .*mine.py, line"),
         ({"decoder": "mine.py:absent"}, "mine.py has no attribute 'absent'"),
         ({"decoder": "not.py:there"}, "there is no file"),
         ({"decoder": "voronoi"}, "give components, watershed, .*, affinities or FILE.py:FUNCTION"),
         ({"decoder": "watershed"}, "needs --threshold X and --seed-threshold Y"),
         ({"object_size": None}, "needs --object-size N"),
-        ({"fill_holes": True}, "--fill-holes is for components"),
+        ({"fill_holes": True}, "--fill-holes has no effect with --decoder"),
         ({"threshold": 0.5}, "--threshold has no effect with --decoder .*mine.py:nearest"),
     ],
 )

@@ -295,6 +295,13 @@ def test_what_a_file_says_of_its_numbers_is_told(tmp_path, capsys) -> None:
     assert "note      the input's attributes say value = 0.5 * stored" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["run_dir", "table"])
+def test_a_file_within_the_output_is_refused(tmp_path, flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag.replace('_', '-')} .* lies inside the output"):
+        label(tmp_path, np.ones((3, 3, 3), bool), **{flag: tmp_path / "out.zarr" / "a.csv"})
+    assert [each.name for each in tmp_path.iterdir()] == ["in.npy"]
+
+
 def test_an_output_that_exists_stays(tmp_path) -> None:
     mask = np.ones((3, 3, 3), bool)
     label(tmp_path, mask)

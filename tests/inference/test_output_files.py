@@ -100,6 +100,17 @@ def test_a_number_that_stands_for_no_data_is_no_object(capsys) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
+def test_a_raster_without_a_place_has_objects_in_pixels() -> None:
+    scene(values=SCENE[:1], count=1, nodata=5, crs=None, transform=None)
+    words = ["label", "in.tif", "out.zarr", "--threshold", "2000", "--nan-background"]
+    assert main([*words, "--table", "out.csv"]) == 0
+    first, *_ = csv.DictReader(Path("out.csv").read_text().splitlines())
+    place = ndimage.center_of_mass(ndimage.label(SCENE[0] > 2000)[0] == 1)
+    assert (float(first["y"]), float(first["x"])) == pytest.approx(place)
+
+
+@pytest.mark.slow
 def test_ome_tiff() -> None:
     given = image()
     assert convert(given, "out.ome.tif", *BLOCKS) == 0

@@ -240,13 +240,10 @@ class LabelConfig(ObjectKnobs, Stepwise):
     @model_validator(mode="after")
     def _can_decode(self) -> LabelConfig:
         name = self.decoder or "components"
-        if self.decodes and self.fill_holes:
-            raise ValueError("--fill-holes is for components, and not for --decoder")
         if self.decodes and name not in DECODERS and ":" not in name:
             raise ValueError(
                 f"--decoder {name}: give components, {', '.join(DECODERS)} or FILE.py:FUNCTION"
             )
-        self._refuse_idle(name)
         options = decoder_knobs(name, self.decoder_option)
         if name == "watershed" and None in (self.threshold, self.seed_threshold):
             raise ValueError("--decoder watershed needs --threshold X and --seed-threshold Y")
@@ -262,24 +259,28 @@ class LabelConfig(ObjectKnobs, Stepwise):
             )
         return self
 
-    def _refuse_idle(self, decoder: str) -> None:
-        """Refuse what would change nothing with a decoder."""
-        idle = [] if self.decodes else ["object_size", "instance_block", "join", "join_rule"]
-        idle += ["seed_threshold"] * (decoder != "watershed")
-        idle += ["threshold"] * (self.decodes and decoder not in DECODERS)
-        for name in idle:
-            if getattr(self, name) != ObjectKnobs.model_fields[name].default:
-                by = f"--decoder {decoder}" if self.decodes else decoder
-                raise ValueError(f"--{name.replace('_', '-')} has no effect with {by}")
+    @model_validator(mode="after")
+    def _has_effect(self) -> LabelConfig:
+        """Refuse what would change nothing."""
+        by = f"with --decoder {self.decoder}" if self.decodes else "with components"
+        takes_threshold = not self.decodes or self.decoder in DECODERS
+        for names, is_idle, where in (
+            ("object_size instance_block join join_rule", not self.decodes, by),
+            ("seed_threshold", self.decoder != "watershed", by),
+            ("threshold", not takes_threshold, by),
+            ("fill_holes equal", self.decodes, by),
+            ("intensity", self.table is None, "without --table"),
+            ("channels", self.intensity is None, "without --intensity"),
+        ):
+            for name in names.split():
+                if is_idle and getattr(self, name) != LabelConfig.model_fields[name].default:
+                    raise ValueError(f"--{name.replace('_', '-')} has no effect {where}")
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> LabelConfig:
         if self.threshold is not None and self.equal:
             raise ValueError("--threshold makes a mask and --equal takes labels; give one")
-        if self.intensity is not None and self.table is None:
-            raise ValueError("--intensity is for a table; give --table FILE.parquet too")
-        if self.channels is not None and self.intensity is None:
-            raise ValueError("--channels are those of --intensity; give it too")
         if self.table is not None and self.table.suffix not in (".parquet", ".csv"):
             raise ValueError(f"--table {self.table}: give a name that ends in .parquet or .csv")
         return self

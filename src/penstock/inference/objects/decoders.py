@@ -91,7 +91,7 @@ def _checked(function: Decoder, name: str, scores: NDArray[Any]) -> NDArray[Any]
     wanted = scores.shape[1:]
     try:
         labels = np.asarray(function(scores))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"--decoder {name}: {error_in_user_code(error)}") from error
     if labels.shape != wanted or labels.dtype.kind not in "biu":
         raise UsageError(

@@ -41,6 +41,7 @@ from ...data import (
 )
 from ...instruments import available_memory
 from ..planning.cuts import block_shape
+from ..run_folder.folder import check_outside
 from ..run_folder.names import OBJECTS, VIEWS, default_run_dir
 from .block_work import BlockWork
 from .components import ComponentRule, checked_connectivity, matter_of
@@ -87,6 +88,9 @@ class LabelJob:
         self.folder = config.run_dir or _beside(self.sink)
         if config.run_dir is not None:
             check_folder(self.folder, "--run-dir")
+        check_outside(
+            [("--run-dir", self.folder), ("--table", config.table)], self.source, [self.sink]
+        )
         given = [Path(each) for each in (config.in_spec, config.intensity) if isinstance(each, str)]
         replaces = config.overwrite or config.resumes
         check_outputs(("--table", config.table), replace=replaces, inputs=given)

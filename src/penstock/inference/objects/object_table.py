@@ -120,7 +120,7 @@ def object_columns(
     for name, ends in (("0", total["low"]), ("1", total["high"])):
         columns |= {f"{axis}{name}": ends[:, n] for n, axis in enumerate("zyx")}
     centroids = total["sums"] / voxels[:, None]
-    if raster is None:
+    if raster is None or raster.crs is None:
         centroids = centroids * signed + source.translation[2:]
     else:
         # A transform is from the corners of pixels.

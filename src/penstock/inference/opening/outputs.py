@@ -27,7 +27,7 @@ from ...data import (
     overlap,
 )
 from ...models import model_files
-from ..run_folder.bucket_folder import RemoteFolder
+from ..run_folder.folder import check_outside
 from ..run_folder.names import RUN_FILES
 from ..run_folder.reader import Placed
 from ..tiling.geometry import PatchShape, per_axis
@@ -311,12 +311,7 @@ def check_own_files(
     named = [("--trace", config.trace), ("--metrics-json", config.metrics_json)]
     if run_dir is None and config.metrics_json is not None:
         named.append(("the rows of --metrics-json", config.metrics_json.with_suffix(".jsonl")))
-    arrays = [("input", source.address), *(("output", sink.address) for sink in sinks)]
-    for flag, place in (("--run-dir", run_dir), *named):
-        here = RemoteFolder(place).address if isinstance(place, str) else place and place.resolve()
-        for what, address in arrays:
-            if here is not None and f"{here}/".startswith(f"{address}/"):
-                raise UsageError(f"{flag} {place} lies inside the {what}")
+    check_outside([("--run-dir", run_dir), *named], source, sinks)
     kept = {run_dir.resolve() / name for name in RUN_FILES} if isinstance(run_dir, Path) else set()
     for flag, path in named:
         if path is not None and path.resolve() in kept:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...base import RUN_FILE, SUMMARY_FILE, UsageError, plural
+from ...data import Sink, Source
 from .block_log import BlockSet, Checks, Key, read_entries, read_lines
 from .bucket_folder import RemoteFolder, RemoteLog
 from .local import LocalFolder, LogFile
@@ -35,6 +36,18 @@ def is_complete(place: Path | str) -> bool:
         place: The path or the URL of the folder, which need not be there.
     """
     return bool(folder_at(place).names(SUMMARY_FILE))
+
+
+def check_outside(
+    named: Iterable[tuple[str, Path | str | None]], source: Source, sinks: Iterable[Sink]
+) -> None:
+    """Refuse files and folders, each with its flag, that lie inside the input or an output."""
+    arrays = [("input", source.address), *(("output", sink.address) for sink in sinks)]
+    for flag, place in named:
+        here = RemoteFolder(place).address if isinstance(place, str) else place and place.resolve()
+        for what, address in arrays:
+            if here is not None and f"{here}/".startswith(f"{address}/"):
+                raise UsageError(f"{flag} {place} lies inside the {what}")
 
 
 def read_document(folder: Folder, name: str) -> dict[str, Any] | None:
