@@ -104,7 +104,7 @@ def test_the_end_is_told_while_the_machine_is_still_sampled(tmp_path, monkeypatc
     for sampler in samplers:
         sampler.start()
     try:
-        for _ in range(3000):
+        for _ in range(1500):
             process.end("complete")
     finally:
         stop.set()
