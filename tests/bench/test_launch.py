@@ -344,7 +344,7 @@ def test_a_launch_that_has_no_room_for_its_request_leaves_no_pipe_open(monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    before = os.listdir("/proc/self/fd")
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OSError, match="No space left"):
         supervisor._run((), Launch("model", {}, 1.0), supervisor.LaunchPlace())
-    assert os.listdir("/proc/self/fd") == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -190,6 +190,9 @@ def test_a_transform_changes_replaces_or_fails(data: dict[str, Path]) -> None:
     with pytest.raises(StageError, match=message) as caught:
         list(loader)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    wrong: Any = len  # whose number is no mapping of arrays
+    with pytest.raises(StageError, match="transform failed at batch 0 of epoch 0"):
+        list(Loader(data, batch_size=2, transform=wrong))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
