@@ -144,6 +144,10 @@ def test_epochs_advance_and_a_break_ends_one(data: dict[str, Path]) -> None:
         state = loader.state_dict()
         assert (state["epoch"], state["items_done"]) == (1, 4)
         loader.load_state_dict(state)
+        wrong: Any
+        for wrong in (-1, 1.5, "1", None):  # a state of such an epoch could never be loaded
+            with pytest.raises(UsageError, match=f"epoch {wrong!r} is not a whole number from 0"):
+                loader.set_epoch(wrong)
         loader.set_epoch(1)  # what a training loop says at each epoch does not undo the state
         assert [b.samples.tolist() for b in loader] == epochs[1][1:]
 
