@@ -336,3 +336,15 @@ def test_a_scenario_that_cannot_be_imported_says_what_is_absent(monkeypatch) -> 
     monkeypatch.setitem(sys.modules, "penstock.bench.scenarios.queue", None)
     with pytest.raises(ModuleNotFoundError, match=r"scenarios\.queue"):
         find("queue")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are counted by Linux")
+def test_a_launch_that_has_no_room_for_its_request_leaves_no_pipe_open(monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="No space left"):
+        supervisor._run((), Launch("model", {}, 1.0), supervisor.LaunchPlace())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -144,6 +144,10 @@ def test_epochs_advance_and_a_break_ends_one(data: dict[str, Path]) -> None:
         state = loader.state_dict()
         assert (state["epoch"], state["items_done"]) == (1, 4)
         loader.load_state_dict(state)
+        wrong: Any
+        for wrong in (-1, 1.5, "1", None):  # a state of such an epoch could never be loaded
+            with pytest.raises(UsageError, match=f"epoch {wrong!r} is not a whole number from 0"):
+                loader.set_epoch(wrong)
         loader.set_epoch(1)  # what a training loop says at each epoch does not undo the state
         assert [b.samples.tolist() for b in loader] == epochs[1][1:]
 
@@ -190,6 +194,9 @@ def test_a_transform_changes_replaces_or_fails(data: dict[str, Path]) -> None:
     with pytest.raises(StageError, match=message) as caught:
         list(loader)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    wrong: Any = len  # whose number is no mapping of arrays
+    with pytest.raises(StageError, match="transform failed at batch 0 of epoch 0"):
+        list(Loader(data, batch_size=2, transform=wrong))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -356,6 +356,9 @@ def test_window_and_chunk_matter_to_the_block_shuffle_only() -> None:
 def test_a_broken_state_is_refused() -> None:
     with pytest.raises(UsageError, match="lacks items_done, plan"):
         Order(40, 4).resume({"seed": 0, "epoch": 0})
+    nothing: Any = None
+    with pytest.raises(UsageError, match="lacks seed, epoch, items_done, plan"):
+        Order(40, 4).resume(nothing)
     with pytest.raises(UsageError, match="plan 'x' is not a mapping"):
         Order(40, 4).resume({"seed": 0, "epoch": 0, "items_done": 0, "plan": "x"})
     order = Order(40, 4)

@@ -81,6 +81,8 @@ def test_cases_differ_in_one_setting_that_the_user_does_not_name() -> None:
     named = {"settings": {"patch": [48], "threads": 4, "block": [32]}, "seconds": 1.0}
     assert not patch_cases(named, facts) and not other_cases(named, facts)
     assert {"batch": 8} in [one["settings"] for one in other_cases(case, facts | {"threads": None})]
+    flat = facts | {"volume": [1, 200, 300], "block": [1, 64, 64]}  # half a plane is no block
+    assert {"block": [1, 32, 32]} in [one["settings"] for one in other_cases(case, flat)]
 
 
 @pytest.mark.usefixtures("launches_here")

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -64,7 +65,7 @@ def test_a_step_writes_nothing_and_waits_for_nobody(tmp_path, monkeypatch) -> No
     times = {"step": 0.01, "forward": 0.004}
     assert calls_of(lambda: watched.step(3, 0, 0.5, 0.001, times)) == []  # one remainder only
     said = calls_of(lambda: watched.step(10, 0, 0.5, 0.001, times))
-    harmless = ("lock.", "LockType.", "deque.", "dict.", "isinstance", "isfinite", "len", "print")
+    harmless = ("SimpleQueue.", "dict.", "isinstance", "isfinite", "len", "print")
     strange = [name for name in said if not any(word in name for word in harmless)]
     assert strange == [] and len(said) < 60, said
     watched.finish("complete", {})
@@ -83,6 +84,34 @@ def test_a_tracker_that_hangs_costs_metrics_and_no_time(tmp_path, monkeypatch) -
     sentence = tracking.outcome_of_tracker(outcome, tmp_path)
     assert "metrics are missing in" in sentence and "not done in time" in sentence
     assert watched.finish("failed", {}) == [outcome]
+
+
+def test_the_end_is_told_while_the_machine_is_still_sampled(tmp_path, monkeypatch) -> None:
+    """The sampler may outlive its stop, as on a mount that hangs, and tell metrics meanwhile."""
+    monkeypatch.setattr(tracking, "ROOM", 4)
+    monkeypatch.setattr(tracking, "COMPLETE_WITHIN_S", 0.1)
+    watched = stand_in(tmp_path, monkeypatch, "exec sleep 600")
+    (process,) = watched._processes
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.is_set():
+            process.tell(1, {"cpu_percent": 1.0})
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    samplers = [threading.Thread(target=sample) for _ in range(4)]
+    for sampler in samplers:
+        sampler.start()
+    try:
+        for _ in range(1500):
+            process.end("complete")
+    finally:
+        stop.set()
+        for sampler in samplers:
+            sampler.join()
+        sys.setswitchinterval(usual)
+    assert watched.finish("complete", {})[0]["error"] == "it was not done in time"
 
 
 @pytest.mark.slow

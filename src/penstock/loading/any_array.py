@@ -54,17 +54,14 @@ def cut_of(array: PackedArray) -> Field | None:
     return array.cut if isinstance(array, PatchedArray) else None
 
 
-def open_dataset_or_array(
-    place: str | Path, name: str = "DATA", patch: Sequence[int] | None = None
-) -> Packed:
-    """Open a packed data set, or one array as a data set.
+def open_dataset_or_array(place: str | Path, patch: Sequence[int] | None = None) -> Packed:
+    """Open a packed data set, or one array as a data set. Messages name it DATA.
 
     The array may be Zarr, N5, or the first level of an OME-Zarr image. Its axis 0 counts the
     samples. It has no checksums until `with_checks` reads some.
 
     Args:
         place: The folder.
-        name: The argument's name, for messages.
         patch: The shape of patches that count as samples, as `Loader` cuts them. None for samples.
 
     Returns:
@@ -73,7 +70,7 @@ def open_dataset_or_array(
     Raises:
         UsageError: The folder holds no array, or the patches do not fit.
     """
-    packed = _open_any(place, name)
+    packed = _open_any(place)
     if patch is None:
         return packed
     selection = Selection(patch=dict.fromkeys(packed.arrays, PatchGrid(tuple(patch))))
@@ -85,19 +82,19 @@ def open_dataset_or_array(
         whole: dict[str, Any] = {each.name: getattr(array, each.name) for each in fields(array)}
         arrays[key] = PatchedArray(**whole, cut=field)
         counts[key] = field.shape[0] * field.patches_per_sample
-    check_equal(f"{name}: the numbers of patches of --patch", counts)
+    check_equal("DATA: the numbers of patches of --patch", counts)
     items = np.arange(counts.popitem()[1])
     return Packed(packed.root, arrays, items, {}, {**packed.document, "patch": list(patch)})
 
 
-def _open_any(place: str | Path, name: str) -> Packed:
+def _open_any(place: str | Path) -> Packed:
     path = Path(place)
     if any((path / file).is_file() for file in (DOCUMENT, UNFINISHED)) or not path.is_dir():
-        return open_dataset(path, name)
+        return open_dataset(path)
     path = Path(first_level_of(str(path)))
-    where = f"{name} {path}"
+    where = f"DATA {path}"
     if not any((path / m).is_file() for m in (".zarray", "zarr.json", "attributes.json")):
-        return open_dataset(path, name)  # raises, since it is no data set
+        return open_dataset(path)  # raises, since it is no data set
     with well_formed(f"{where}: holds no array", OSError):
         array = _open_array_alone(path, where)
         if max(array.shape) > LONGEST:

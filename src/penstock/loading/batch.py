@@ -57,14 +57,14 @@ def transformed(batch: Batch, transform: Transform) -> Batch:
     """
     try:
         result = transform(batch)
+        if result is None or result is batch:
+            return batch
+        return Batch(result, batch.epoch, batch.number, batch.indices, batch.samples, batch.mask)
     except Exception as error:
         samples = ", ".join(map(str, batch.samples[:4].tolist()))
         more = ", ..." if len(batch.samples) > 4 else ""
         where = f"batch {batch.number} of epoch {batch.epoch} (samples {samples}{more})"
         raise StageError("transform", where, error) from error
-    if result is None or result is batch:
-        return batch
-    return Batch(result, batch.epoch, batch.number, batch.indices, batch.samples, batch.mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from ..base import (
@@ -201,6 +202,8 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch. A loaded state inside this epoch stays."""
+        if not isinstance(epoch, Integral) or epoch < 0:
+            raise UsageError(f"epoch {epoch!r} is not a whole number from 0")
         if self._begun or epoch != self.epoch:
             _stop_in(self._process, self._run)
             self._begin_epoch(epoch)

@@ -236,7 +236,8 @@ class Order:
 
 def _check_state(state: Mapping[str, Any], plan: Mapping[str, Any], num_items: int) -> None:
     """Refuse a state that is damaged, or of another plan or seed."""
-    missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
+    given = state if isinstance(state, Mapping) else {}
+    missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in given]
     if missing:
         raise UsageError(f"the loader state lacks {', '.join(missing)}")
     if not isinstance(state["plan"], Mapping):

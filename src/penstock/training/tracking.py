@@ -14,7 +14,6 @@ import contextlib
 import json
 import math
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from ..base import (
@@ -240,7 +240,7 @@ class _TrackerProcess:
         self._fault: str | None = None
         before = TrackerState.load(out, name)
         TrackerState(before.where, before.run).save(out, name)
-        self._queue: queue.Queue[Mapping[str, Any]] = queue.Queue(ROOM)
+        self._queue: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
         self._queue.put(facts)
         command = [sys.executable, "-P", "-m", "penstock.training.trackers", str(out), name]
         self._process = subprocess.Popen(
@@ -255,23 +255,20 @@ class _TrackerProcess:
         self._thread.start()
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Queue the metrics that are finite numbers."""
+        """Queue the metrics that are finite numbers, if there is room for them."""
+        if self._queue.qsize() >= ROOM:
+            self._fault = "it did not take metrics as fast as they came"
+            return
         numbers = {
             key: float(value)
             for key, value in metrics.items()
             if isinstance(value, int | float) and math.isfinite(value)
         }
-        try:
-            self._queue.put_nowait({"step": step, "metrics": numbers})
-        except queue.Full:
-            self._fault = "it did not take metrics as fast as they came"
+        self._queue.put({"step": step, "metrics": numbers})
 
     def end(self, status: str) -> None:
-        """Queue the end; of a full queue it takes the place of the oldest metrics."""
-        with contextlib.suppress(queue.Empty):
-            if self._queue.full():
-                self._queue.get_nowait()
-        self._queue.put_nowait({"status": status})
+        """Queue the end, for which there is always room."""
+        self._queue.put({"status": status})
 
     def _write(self) -> None:
         pipe = self._process.stdin

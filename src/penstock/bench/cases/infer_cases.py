@@ -116,6 +116,6 @@ def _others(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     elif facts["threads"] > 1:
         yield "threads", facts["threads"] // 2
     for factor in (0.5, 2):
-        block = [int(factor * side) for side in facts["block"]]
+        block = [max(1, int(factor * side)) for side in facts["block"]]
         if all(side <= 2 * extent for side, extent in zip(block, facts["volume"], strict=True)):
             yield "block", block

@@ -138,10 +138,10 @@ def _record(
 
 
 def _run(command: Sequence[str], launch: Launch, place: LaunchPlace) -> Ending:
-    answers, theirs = os.pipe()
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "request.json"
         path.write_text(json.dumps(asdict(launch)))
+        answers, theirs = os.pipe()
         try:
             process = subprocess.Popen(
                 [*command, str(path), str(theirs)],

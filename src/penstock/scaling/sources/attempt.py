@@ -145,8 +145,7 @@ class Attempt:
 
     def add_rank(self, other: Attempt) -> None:
         """Take what another rank of the same training printed."""
-        for name, text in other.fields.items():
-            self.fields.setdefault(name, text)
+        self.fields |= {k: text for k, text in other.fields.items() if k not in self.fields}
         for seconds in other.totals:
             _take_total(self, seconds)
         for epoch in other.done or ():
