@@ -1,5 +1,6 @@
 """An array of processes that share a job: its steps, its summary, the log of what is written."""
 
+import errno
 import functools
 import json
 import os
@@ -179,6 +180,19 @@ def share(voxels: int, seconds: float) -> Summary:
 def test_the_summary_says_how_evenly_processes_worked() -> None:
     speeds = {"a": share(10_000_000, 10.0), "b": share(8_000_000, 10.0), "c": share(0, 10.0)}
     assert "Workers: 3, 0.80 to 1.00 Mvox/s each while at work" in merged(speeds, 10.0, 9).lines()
+
+
+def test_a_summary_that_cannot_be_saved_hides_no_error(monkeypatch, capsys) -> None:
+    assert infer("--prepare", "--workers", "1", normalize="none") == 0
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Journal, "note", full)
+    monkeypatch.setattr(Journal, "save", full)
+    with pytest.warns(RuntimeWarning, match="the summary of this process: No space left"):
+        assert infer("--part", "1/1", normalize="none") == 3
+    assert "make room there, then run again with --resume" in capsys.readouterr().err
 
 
 def test_a_run_of_which_no_process_left_its_times_has_a_summary() -> None:

@@ -274,8 +274,8 @@ def cropped(
         recipe: The recipe of the network; None if it has none.
         source: The input.
         volumes: The volumes of the job.
-        begun: The run.json of the run that the job goes on with, which has the box; empty if there
-            is none.
+        begun: The run.json of the run that the job goes on with, which has the box, if that left
+            out anything; empty if there is none.
 
     Returns:
         The settings, and a sentence if such a box was found.
@@ -286,7 +286,8 @@ def cropped(
     if recipe is None or not recipe.crops or config.box is not None or config.mask is not None:
         return config, []
     if settings := begun.get("settings"):
-        return config.model_copy(update={"box": settings["box"] and tuple(settings["box"])}), []
+        box = settings.get("box")
+        return config.model_copy(update={"box": box and tuple(box)}), []
     boxes = {nonzero_box(source, volume) for volume in volumes}
     if len(boxes) > 1:
         raise UsageError(

@@ -12,12 +12,11 @@ import platform
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from ...base import (
-    SUMMARY_FILE,
     InferConfig,
     PenstockError,
     UsageError,
@@ -27,7 +26,6 @@ from ...base import (
 )
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
 from ..stages.remote_job import RemoteJob
-from ..stages.retries import forgoing
 
 MARGIN_S = 5.0
 """Seconds beyond ``--grace`` to wait for a share that was asked to end."""
@@ -148,9 +146,7 @@ class KeptRun:
                     run.request.ask("a stage that hangs")
                     close_after_item(run.request.why)
                 if run.seconds:
-                    with forgoing("the summary of a worker"):
-                        done = asdict(run.watch.summary(run.seconds))
-                        run.journal.save(run.journal.own_name(SUMMARY_FILE), done)
+                    run.keep_summary(run.seconds)
                 self._await_share()
         if run.request.why:
             raise WorkerLeaves(run.request.why)

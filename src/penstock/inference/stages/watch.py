@@ -79,9 +79,9 @@ class Watchdog:
 
     def progressed(self) -> None:
         """Note that the work of this thread goes on."""
-        thread = threading.get_ident()
-        if (work := self._works.get(thread)) is not None:
-            self._works[thread] = work._replace(since=self.clock())
+        thread, works = threading.get_ident(), self._works
+        if (work := works.get(thread)) is not None:
+            works[thread] = work._replace(since=self.clock())
 
     def check(self) -> None:
         """Raise `StageError` if a piece of work has made no progress for too long."""
