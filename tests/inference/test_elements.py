@@ -191,7 +191,9 @@ def test_a_summary_that_cannot_be_saved_hides_no_error(monkeypatch, capsys) -> N
     monkeypatch.setattr(Journal, "note", full)
     monkeypatch.setattr(Journal, "save", full)
     with pytest.warns(RuntimeWarning, match="the summary of this process: No space left"):
-        assert infer("--part", "1/1", normalize="none") == 3
+        assert infer("--part", "1/1", "--trace", "trace.json", normalize="none") == 3
+    (trace,) = Path().glob("trace*.json")
+    assert "part-1-of-1" in trace.name and json.loads(trace.read_text()), "elements share none"
     assert "make room there, then run again with --resume" in capsys.readouterr().err
 
 

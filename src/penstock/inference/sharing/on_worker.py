@@ -94,9 +94,7 @@ class KeptRun:
         self.order, self.lock = order, threading.Lock()
         # A process that opens a job again needs files of another name.
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:4]}-{order.topic}"
-        given = ((flag, getattr(order.config, flag)) for flag in ("trace", "metrics_json"))
-        files = {flag: path.with_stem(f"{path.stem}-{name}") for flag, path in given if path}
-        job = Job(order.config.model_copy(update=files), order.part, order.peers)
+        job = Job(order.config, order.part, order.peers)
         with contextlib.ExitStack() as ends:
             journal, lock = ends.enter_context(joined(job, name, run=order.run))
             self.run = Run(job, journal, lock)
