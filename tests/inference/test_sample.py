@@ -264,3 +264,11 @@ def test_a_run_goes_on_without_a_box_where_its_network_cropped_nothing() -> None
     assert cropped(config(), recipe, source, volumes, begun)[0].box is None
     begun["settings"]["box"] = ["0:2", "0:6", "0:8"]
     assert cropped(config(), recipe, source, volumes, begun)[0].box == ("0:2", "0:6", "0:8")
+
+
+def test_a_mask_is_not_overwritten(here) -> None:
+    np.save("in.npy", BALL)
+    assert main(["convert", "in.npy", "region.zarr"]) == 0
+    words = "infer in.npy region.zarr --model identity --mask region.zarr --overwrite".split()
+    assert main(words) == 2
+    assert (values("region.zarr") == BALL).all()

@@ -89,6 +89,8 @@ class LabelJob:
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
         self.work = BlockWork(config, grid, self.folder / OBJECTS, rule, self.views)
         _check_image(self.work.image, config, self.source)
+        if self.work.image is not None and overlap(self.work.image, self.sink):
+            raise UsageError(f"OUT {self.sink.name}: is the image of --intensity, or lies in it")
         self.limit = config.max_memory or int(0.8 * available_memory())
         """Bytes that the processes of this machine may take."""
         self.workers = config.workers or max(1, min(usable_cores(), self.limit // self.each_takes))
