@@ -16,8 +16,10 @@ def test_a_network_of_the_user_is_inspected(tmp_path, capsys) -> None:
     assert "1 (InstanceNorm2d) sees the whole patch" in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_there_is_told(capsys) -> None:
+def test_a_model_that_is_not_there_or_takes_other_axes_is_refused(capsys) -> None:
     assert main(["inspect", "denoise-tinny"]) == 2
     assert "did you mean denoise-tiny" in capsys.readouterr().err
     assert main(["inspect", "missing.pt2"]) == 2
     assert "there is no file" in capsys.readouterr().err
+    assert main(["inspect", "denoise-tiny", "--axes", "2"]) == 2
+    assert "--axes 2: denoise-tiny is made of 3-D convolutions" in capsys.readouterr().err

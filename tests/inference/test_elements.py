@@ -1,5 +1,6 @@
 """An array of processes that share a job: its steps, its summary, the log of what is written."""
 
+import errno
 import functools
 import json
 import os
@@ -185,6 +186,21 @@ def test_the_summary_says_how_evenly_processes_worked(monkeypatch) -> None:
     each = {name: share(1000, 10.0, stages=forward) for name in "abc"}
     assert "1.0 of 64 cores of each worker were in use" in merged(each, 10.0, 9).bound_by
     assert "1.0 of 64 cores were in use" in merged({"a": each["a"]}, 10.0, 9).bound_by
+
+
+def test_a_summary_that_cannot_be_saved_hides_no_error(monkeypatch, capsys) -> None:
+    assert infer("--prepare", "--workers", "1", normalize="none") == 0
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Journal, "note", full)
+    monkeypatch.setattr(Journal, "save", full)
+    with pytest.warns(RuntimeWarning, match="the summary of this process: No space left"):
+        assert infer("--part", "1/1", "--trace", "trace.json", normalize="none") == 3
+    (trace,) = Path().glob("trace*.json")
+    assert "part-1-of-1" in trace.name and json.loads(trace.read_text()), "elements share none"
+    assert "make room there, then run again with --resume" in capsys.readouterr().err
 
 
 def test_a_run_of_which_no_process_left_its_times_has_a_summary() -> None:

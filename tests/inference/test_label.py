@@ -302,6 +302,16 @@ def test_a_file_within_the_output_is_refused(tmp_path, flag: str) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["in.npy"]
 
 
+def test_the_image_of_a_table_is_not_overwritten(tmp_path) -> None:
+    mask = np.ones((3, 3, 3), bool)
+    label(tmp_path, mask)
+    asked = {"table": tmp_path / "t.csv", "intensity": str(tmp_path / "out.zarr")}
+    with pytest.raises(UsageError, match="is the image of --intensity, or lies in it"):
+        label(tmp_path, ~mask, **asked)
+    labels = open_source(str(tmp_path / "out.zarr"))
+    assert labels.read(labels.domain).all()
+
+
 def test_an_output_that_exists_stays(tmp_path) -> None:
     mask = np.ones((3, 3, 3), bool)
     label(tmp_path, mask)

@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.base import as_settings
 from penstock.base.threads import Pool
 from penstock.cli import main
+from penstock.data import open_source
+from penstock.inference.opening.sample import cropped
+from penstock.inference.opening.selection import Volume
 from penstock.inference.planning import cuts
+from penstock.models import Recipe
 
 from ..later import imported_later
 from ..parameters import mainly
-from .kit import Array, conv, values
+from .kit import Array, config, conv, values
 
 zarr = imported_later("zarr")
 SHAPE = (21, 34, 40)
@@ -248,3 +253,22 @@ def test_what_does_not_fit_is_refused(words: list[str], sentence: str, here: Non
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1, error
     assert not Path("out.zarr").exists()
+
+
+def test_a_run_goes_on_without_a_box_where_its_network_cropped_nothing() -> None:
+    source = open_source(np.ones((4, 6, 8), "uint8"))
+    recipe, volumes = Recipe("here", crops=True), [Volume(0, (0,))]
+    settings, said = cropped(config(), recipe, source, volumes, {})
+    assert settings.box is None and not said
+    begun = {"settings": as_settings(settings)}
+    assert cropped(config(), recipe, source, volumes, begun)[0].box is None
+    begun["settings"]["box"] = ["0:2", "0:6", "0:8"]
+    assert cropped(config(), recipe, source, volumes, begun)[0].box == ("0:2", "0:6", "0:8")
+
+
+def test_a_mask_is_not_overwritten(here) -> None:
+    np.save("in.npy", BALL)
+    assert main(["convert", "in.npy", "region.zarr"]) == 0
+    words = "infer in.npy region.zarr --model identity --mask region.zarr --overwrite".split()
+    assert main(words) == 2
+    assert (values("region.zarr") == BALL).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..base import NetworkKnobs, add_flags, from_flags
+from ..base import NetworkKnobs, UsageError, add_flags, from_flags
 from ..data import in_words
 from ..models import check_model_name
 
@@ -33,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
         args.model, knobs.weights, knobs.in_channels, untrained=True, trust=knobs.trust_model
     )
     axes = args.axes or model.spatial_axes or 3
+    if model.spatial_axes not in (None, axes):
+        made = f"{model.name} is made of {model.spatial_axes}-D convolutions"
+        raise UsageError(f"--axes {axes}: {made}")
     reach = reach_of(model, axes)
     overlap = least_overlap(reach) if reach.exact else None
     bits = bits_that_vary(model, axes, args.compile)

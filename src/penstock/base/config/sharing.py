@@ -207,8 +207,8 @@ class Unattended(Sharing):
     )
     metrics_json: Path | None = flag(
         None,
-        help="write queue and system metrics to this file; each worker of --cluster to one of its "
-        "own, with its name added",
+        help="write queue and system metrics to this file; each of several processes that share "
+        "the job to one of its own, with its name added",
         group="records",
     )
     metrics_interval: Annotated[float, Field(gt=0)] = flag(

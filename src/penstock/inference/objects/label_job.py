@@ -102,7 +102,7 @@ class LabelJob:
             self.views = view_work(config, self.source, self.domain, self.folder / VIEWS)
             self.taken = f"what {config.decoder} gives for {plural(len(self.views.grid), 'block')}"
         self.work = BlockWork(config, grid, self.folder / OBJECTS, rule, self.views)
-        _check_image(self.work.image, config, self.source)
+        _check_image(self.work.image, config, self.source, self.sink)
         self.place: Georeference | None = None
         """Of a raster, for the table."""
         if config.table is not None and getattr(self.source, "georeferenced", False):
@@ -240,10 +240,12 @@ def _taken(rule: ComponentRule) -> str:
     return texts.get(rule.matter, f"what is above {rule.threshold:g}")
 
 
-def _check_image(image: Source | None, config: LabelConfig, source: Source) -> None:
-    """Refuse an image that does not lie over the input, voxel by voxel."""
+def _check_image(image: Source | None, config: LabelConfig, source: Source, sink: Sink) -> None:
+    """Refuse an image that does not lie over the input, voxel by voxel, or that is the output."""
     if image is None:
         return
+    if overlap(image, sink):
+        raise UsageError(f"OUT {sink.name}: is the image of --intensity, or lies in it")
     ours, theirs = ((s.domain[:1] + s.domain[2:]) for s in (source, image))
     if ours != theirs:
         raise UsageError(

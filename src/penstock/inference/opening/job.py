@@ -47,7 +47,7 @@ from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_default
 from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
 from .net import fit_net, spoilt_masks, with_kinds
 from .outputs import check_own_files, level_bytes, open_outputs, sizes_of_heads
-from .sample import box_of, cropped, open_sample
+from .sample import box_of, check_mask_stays, cropped, open_sample
 from .seam_error import SeamTrial
 from .seams import aligned, fitted, patch_shape, tiled
 from .selection import (
@@ -229,10 +229,11 @@ class Job:
         self.outputs = open_outputs(
             config, frame, self.selected, net.model.in_channels, self.head_facts
         )
-        carrier = str(net.carrier).removeprefix("torch.")
+        check_mask_stays(self.sample, self.sinks)
         self.heads = plan_heads(
-            config, self.head_facts, self.sinks, carrier=carrier, scalings=len(self.values.each),
-            corner=source.domain.start[2:], resampled=self.back is not None,
+            config, self.head_facts, self.sinks, carrier=str(net.carrier).removeprefix("torch."),
+            scalings=len(self.values.each), corner=source.domain.start[2:],
+            resampled=self.back is not None,
         )  # fmt: skip
         self.sliding = sliding_of(config, recipe, self.heads)
 

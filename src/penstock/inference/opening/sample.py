@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import METERS, Box, Grid, Source, open_source
+from ...data import METERS, Box, Grid, Sink, Source, open_source, overlap
 from ...models import Recipe
 from .selection import Volume, named_range, open_input
 
@@ -260,6 +260,15 @@ def open_sample(config: InferConfig, source: Source, seen: Source) -> SampleRegi
     return SampleRegion(config, source, seen)
 
 
+def check_mask_stays(sample: SampleRegion | None, sinks: Sequence[Sink]) -> None:
+    """Raise `UsageError` if an output would replace the mask, which is read meanwhile."""
+    if sample is None or (mask := sample.mask) is None:
+        return
+    for sink in sinks:
+        if overlap(mask, sink):
+            raise UsageError(f"--out-spec {sink.name} and --mask {mask.name} overlap")
+
+
 def cropped(
     config: InferConfig,
     recipe: Recipe | None,
@@ -274,8 +283,8 @@ def cropped(
         recipe: The recipe of the network; None if it has none.
         source: The input.
         volumes: The volumes of the job.
-        begun: The run.json of the run that the job goes on with, which has the box; empty if there
-            is none.
+        begun: The run.json of the run that the job goes on with, which has the box, if that left
+            out anything; empty if there is none.
 
     Returns:
         The settings, and a sentence if such a box was found.
@@ -286,7 +295,8 @@ def cropped(
     if recipe is None or not recipe.crops or config.box is not None or config.mask is not None:
         return config, []
     if settings := begun.get("settings"):
-        return config.model_copy(update={"box": settings["box"] and tuple(settings["box"])}), []
+        box = settings.get("box")
+        return config.model_copy(update={"box": box and tuple(box)}), []
     boxes = {nonzero_box(source, volume) for volume in volumes}
     if len(boxes) > 1:
         raise UsageError(

@@ -12,12 +12,11 @@ import platform
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from ...base import (
-    SUMMARY_FILE,
     InferConfig,
     PenstockError,
     UsageError,
@@ -27,7 +26,6 @@ from ...base import (
 )
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
 from ..stages.remote_job import RemoteJob
-from ..stages.retries import forgoing
 
 MARGIN_S = 5.0
 """Seconds beyond ``--grace`` to wait for a share that was asked to end."""
@@ -96,9 +94,7 @@ class KeptRun:
         self.order, self.lock = order, threading.Lock()
         # A process that opens a job again needs files of another name.
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:4]}-{order.topic}"
-        given = ((flag, getattr(order.config, flag)) for flag in ("trace", "metrics_json"))
-        files = {flag: path.with_stem(f"{path.stem}-{name}") for flag, path in given if path}
-        job = Job(order.config.model_copy(update=files), order.part, order.peers)
+        job = Job(order.config, order.part, order.peers)
         with contextlib.ExitStack() as ends:
             journal, lock = ends.enter_context(joined(job, name, run=order.run))
             self.run = Run(job, journal, lock)
@@ -148,9 +144,7 @@ class KeptRun:
                     run.request.ask("a stage that hangs")
                     close_after_item(run.request.why)
                 if run.seconds:
-                    with forgoing("the summary of a worker"):
-                        done = asdict(run.watch.summary(run.seconds))
-                        run.journal.save(run.journal.own_name(SUMMARY_FILE), done)
+                    run.keep_summary(run.seconds)
                 self._await_share()
         if run.request.why:
             raise WorkerLeaves(run.request.why)

@@ -14,9 +14,8 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 
-from ...base import SUMMARY_FILE, Incomplete, group_by, number_ranges, plural, share_of
+from ...base import Incomplete, group_by, number_ranges, plural, share_of
 from ..opening.job import Job
 from ..planning.plan import missing_parts, written_in
 from ..run_folder.ending import EndRequest
@@ -110,7 +109,7 @@ def _write(
         try:
             compute(run, numbers, Counting(run).scalings(elements), progress)
         finally:  # what a start has done counts for the job's summary, also if it is cut short
-            run.journal.save(run.journal.own_name(SUMMARY_FILE), asdict(run.watch.summary()))
+            run.keep_summary()
         run.watch.check_written(f"run --part {element}/{elements} again")
         return f"Wrote {plural(len(numbers), 'part')} of {len(job.plan.parts)}", run.watch.summary()
 

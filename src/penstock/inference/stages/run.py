@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from functools import cached_property
 
-from ...base import Budget, Channel, Flow, cuda_flags_kept, frozen_garbage
+from ...base import SUMMARY_FILE, Budget, Channel, Flow, cuda_flags_kept, frozen_garbage
 from ...data import FilledMask, OutputLock
 from ...models import set_cuda_flags
 from ..lanes.bricks import Computed, Loaded
@@ -17,6 +18,7 @@ from ..run_folder.journal import Journal
 from ..tiling.stitch import Block
 from .first_level import FirstLevel
 from .output_levels import first_levels
+from .retries import forgoing
 from .watch import Watch
 
 
@@ -109,6 +111,13 @@ class Run:
                 frozen_garbage(),
             ):
                 yield
+
+    def keep_summary(self, seconds: float | None = None) -> None:
+        """Save what this process has done so far, for the summary of a job that several share. See
+        `Watch.summary` for ``seconds``."""
+        with forgoing("the summary of this process"):
+            done = asdict(self.watch.summary(seconds))
+            self.journal.save(self.journal.own_name(SUMMARY_FILE), done)
 
     def renew_queues(self) -> Queues:
         """Queues for the next parts, as a flow ends with the last block or the first error. The

@@ -79,9 +79,9 @@ class Watchdog:
 
     def progressed(self) -> None:
         """Note that the work of this thread goes on."""
-        thread = threading.get_ident()
-        if (work := self._works.get(thread)) is not None:
-            self._works[thread] = work._replace(since=self.clock())
+        thread, works = threading.get_ident(), self._works
+        if (work := works.get(thread)) is not None:
+            works[thread] = work._replace(since=self.clock())
 
     def check(self) -> None:
         """Raise `StageError` if a piece of work has made no progress for too long."""
@@ -121,7 +121,7 @@ class Watch:
         self.job, self.journal, self.lock = job, journal, lock
         self.request, self.extent = request, extent
         self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
-        self.probe = Probe(job.config.trace)
+        self.probe = Probe(_file_of(journal, job.config.trace))
         stacks, rows = journal.own_rows(STACKS_FILE), journal.own_rows(RETRIES_FILE)
         self.watchdog = Watchdog(job.config.stall_timeout, stacks, self.probe.clock)
         self.retries = Retries(
@@ -143,10 +143,10 @@ class Watch:
 
         ``lengths`` says how many items wait in each queue, ``limits`` how many fit into it.
         """
-        config = self.job.config
+        config, metrics = self.job.config, _file_of(self.journal, self.job.config.metrics_json)
         rows = self.journal.own_rows(METRICS_FILE)
-        if rows is None and config.metrics_json is not None:
-            rows = config.metrics_json.with_suffix(".jsonl")
+        if rows is None and metrics is not None:
+            rows = metrics.with_suffix(".jsonl")
         with contextlib.ExitStack() as stack:
             # What is entered last ends first: rows end, are exported, and then count as whole.
             stack.callback(self.probe.close)
@@ -154,11 +154,11 @@ class Watch:
                 self._sampler = Sampler(
                     rows, config.metrics_interval, partial(self._gauges, lengths), limits
                 )
-                if config.metrics_json is not None:
+                if metrics is not None:
                     if self.journal.folder is None:
                         begin_output(rows)
                         stack.callback(end_output, rows)
-                    stack.callback(_export, rows, config.metrics_json, config.overwrite)
+                    stack.callback(_export, rows, metrics, config.overwrite)
                 stack.enter_context(self._sampler)
             yield
 
@@ -267,6 +267,11 @@ class Watch:
             values=self.job.values.line,
             seams=plan.facts.seams,
         )
+
+
+def _file_of(journal: Journal, named: Path | None) -> Path | None:
+    """The file that the user named. If several processes share the run, that of this process."""
+    return None if named is None else named.with_name(journal.own_name(named.name))
 
 
 def _export(rows: Path, metrics: Path, replace: bool) -> None:
