@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
+from penstock.data import Box, open_sink
 
 from .parameters import slowly
 from .preloaded import PENSTOCK, started
@@ -124,6 +125,20 @@ def test_a_pipe_in_place_of_metadata_is_not_waited_for() -> None:
     for words in (INFER, LOADER):
         code, said = ended(*words)
         assert code == 2 and len(said) == 1 and "in.zarr" in said[0], words
+
+
+@pytest.mark.slow
+def test_a_pipe_in_place_of_a_chunk_is_waited_for_as_long_as_a_store_is() -> None:
+    """TensorStore opens it in a thread that nothing ends. No thread but those that are watched may
+    ask for a chunk."""
+    sink = open_sink("in.zarr", domain=Box((0,) * 5, (1, 1, 8, 8, 8)), dtype=np.dtype("u1"))
+    sink.create()
+    sink.write(sink.domain, np.ones((1, 1, 8, 8, 8), "u1"))
+    (chunk,) = (path for path in Path("in.zarr/0/c").rglob("*") if path.is_file())
+    chunk.unlink()
+    os.mkfifo(chunk)
+    code, said = ended(*INFER, "--normalize", "none", "--stall-timeout", "3")
+    assert code == 3 and "read failed at brick 0" in said[-1] and "--stall-timeout" in said[-1]
 
 
 def test_a_pipe_in_place_of_settings_is_not_waited_for() -> None:

@@ -51,12 +51,11 @@ class ChunkCounter:
         self._firsts = _first_of_their_chunks(self._grid, volumes)
         self._lock = threading.Lock()
         self._read = self._absent = 0
-        self._tells = source.tells_absent
 
     @property
     def count(self) -> ChunkCount | None:
         """The chunks counted so far; None if the source cannot tell which chunks it holds."""
-        return ChunkCount(self._read, self._absent) if self._tells else None
+        return ChunkCount(self._read, self._absent) if self._source.tells_absent else None
 
     def look(self, volume: int, owned: Box, seen: Box, array: NDArray[Any]) -> None:
         """Count the chunks whose first voxel is owned. Any number of threads may call it.
@@ -70,7 +69,7 @@ class ChunkCounter:
         Raises:
             FileNotFoundError: a chunk is absent, where that is an error.
         """
-        if not self._tells:
+        if not self._source.tells_absent:
             return
         t, channels = self._volumes[volume]
         read, alike = 0, []
