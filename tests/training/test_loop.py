@@ -239,6 +239,10 @@ class NoMetrics(Spiral):
     def loss(self, model, batch):
         return super().loss(model, batch)[0]
 
+class NoModule(Spiral):
+    def model(self):
+        return len
+
 class NoScalar(Spiral):
     def loss(self, model, batch):
         loss, metrics = super().loss(model, batch)
@@ -267,6 +271,7 @@ class OtherNumbers(Spiral):
         ("NoMetrics", "its loss is not a pair of a scalar and a mapping of metrics"),
         ("NoScalar", "its loss is not a pair of a scalar and a mapping of metrics"),
         ("NoVal", "has no val"),
+        ("NoModule", "its model is no torch.nn.Module"),
     ],
 )
 def test_what_a_workload_of_ones_own_lacks_is_one_sentence(

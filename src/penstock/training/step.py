@@ -92,6 +92,8 @@ class Stepper:
         torch.manual_seed(config.seed)
         with float32_default():
             module = workload.model()
+        if not isinstance(module, torch.nn.Module):
+            raise self._unfit("its model is no torch.nn.Module")
         if config.weights is not None:
             load_weights(module, name, config.weights)
             check_finite(module, f"--weights {config.weights}")
