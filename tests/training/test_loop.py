@@ -219,6 +219,80 @@ def test_no_room_is_no_defect(full: str, reason: str, tmp_path, monkeypatch, cap
     assert capsys.readouterr().err == f"penstock train: {text}\n"
 
 
+OWN = """
+import numpy as np
+import torch
+from penstock.training.workloads.spiral import Spiral
+
+class NoJudge(Spiral):
+    judge = "val_other"
+
+class NoNumber(Spiral):
+    def scores(self, answers):
+        return {"val_acc": None}
+
+class FewAnswers(Spiral):
+    def answers(self, model, batch):
+        return super().answers(model, batch)[1:]
+
+class NoMetrics(Spiral):
+    def loss(self, model, batch):
+        return super().loss(model, batch)[0]
+
+class NoModule(Spiral):
+    def model(self):
+        return len
+
+class NoScalar(Spiral):
+    def loss(self, model, batch):
+        loss, metrics = super().loss(model, batch)
+        return loss.repeat(3), metrics
+
+class NoVal(Spiral):
+    def __init__(self, config):
+        super().__init__(config)
+        del self.val
+
+class OtherNumbers(Spiral):
+    def loss(self, model, batch):
+        return super().loss(model, batch)[0], {"train_one": 1.0}
+
+    def scores(self, answers):
+        return {"val_acc": np.float32(0.5), "val_loss": torch.tensor(0.25), "val_n": np.int64(3)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoJudge", "scores val_loss, val_acc and is judged by val_other, which is none of them"),
+        ("NoNumber", "its scores are no numbers: float() argument must be"),
+        ("FewAnswers", "7 answers to 8 samples"),
+        ("NoMetrics", "its loss is not a pair of a scalar and a mapping of metrics"),
+        ("NoScalar", "its loss is not a pair of a scalar and a mapping of metrics"),
+        ("NoVal", "has no val"),
+        ("NoModule", "its model is no torch.nn.Module"),
+    ],
+)
+def test_what_a_workload_of_ones_own_lacks_is_one_sentence(
+    name: str, message: str, tmp_path, capsys
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    words = ["--epochs", "1", "--num-samples", "60", "--batch-size", "8", "--num-workers", "0"]
+    words += ["--device", "cpu", "--output-dir", str(tmp_path / "run")]
+    assert main(["train", f"{tmp_path / 'own.py'}:{name}", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said and f"own.py:{name}" in said and "defect" not in said
+
+
+def test_scores_and_metrics_may_be_numbers_of_any_kind(tmp_path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    config = config_of(tmp_path / "run", epochs=1, num_workers=0)
+    results = train_workload(f"{tmp_path / 'own.py'}:OtherNumbers", config)
+    assert results["final"] == {"val_acc": 0.5, "val_loss": 0.25, "val_n": 3.0}
+    assert results["history"][0]["train_one"] == 1.0
+
+
 @pytest.mark.slow
 def test_runs_are_not_mixed(tmp_path) -> None:
     few: dict[str, Any] = {"epochs": 1, "num_samples": 40}

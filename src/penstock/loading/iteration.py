@@ -39,12 +39,6 @@ class BatchWork:
         """Whether all of its reads have ended."""
         return all(reading.done() for reading in self.readings)
 
-    def wait(self, check: Check) -> None:
-        """Wait until everything is read."""
-        readings, self.readings = self.readings, ()
-        for reading in readings:
-            reading.wait(check)
-
     def hand_over(self) -> Batch:
         """The batch. From now on nobody else holds it, not even a thread that is slow to end."""
         batch, self.batch, self.out = self.batch, None, {}
@@ -256,10 +250,10 @@ class EpochRun:
 
     def _finish(self, work: BatchWork) -> None:
         """Wait for the reads that the engine does in threads of its own."""
-        if not work.readings:
-            return
+        readings, work.readings = work.readings, ()
         try:
-            work.wait(self.flow.check)
+            for reading in readings:
+                reading.wait(self.flow.check)
         except BaseException as error:
             failed = self.flow.failed
             self.flow.fail(error)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_leaves
 
-from ..base import TrainConfig, UsageError
+from ..base import TrainConfig, UsageError, as_usage_error
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from ..loading import Items
 from ..models import (
@@ -87,10 +87,13 @@ class Stepper:
     ) -> None:
         """``rate(step)`` is the learning rate at a step, as a fraction of --learning-rate."""
         self.fabric, self.workload, self.config = fabric, workload, config
+        self._name = name
         # Weights that are drawn depend on the seed alone; later each rank gets numbers of its own.
         torch.manual_seed(config.seed)
         with float32_default():
             module = workload.model()
+        if not isinstance(module, torch.nn.Module):
+            raise self._unfit("its model is no torch.nn.Module")
         if config.weights is not None:
             load_weights(module, name, config.weights)
             check_finite(module, f"--weights {config.weights}")
@@ -131,7 +134,7 @@ class Stepper:
             # Ranks sum once for each step, as its last gradients are computed.
             sums = self._sums and number == share
             with self.fabric.no_backward_sync(self._model, self._sums and not sums):
-                loss, metrics = self.workload.loss(self._model, batch)
+                loss, metrics = self._loss(batch)
                 timer.end_phase("forward")
                 if sums:
                     mark_computed(loss, timer)
@@ -139,7 +142,7 @@ class Stepper:
             timer.end_phase("communication" if sums else "backward")
             samples += len(items)
             losses.append(loss.detach())
-            metrics_of.append({name: value.detach() for name, value in metrics.items()})
+            metrics_of.append({n: torch.as_tensor(value).detach() for n, value in metrics.items()})
         if config.clip_norm is not None:
             # The scaler skips a step with a gradient that is not finite; without a scaler the loss
             # becomes NaN, which ends the run.
@@ -170,6 +173,8 @@ class Stepper:
         for items, batch in feed.epoch(0, 0):
             with self.fabric.autocast():
                 answers = self.workload.answers(self.module, self.to_device(batch))
+            if len(answers) != len(items):
+                raise self._unfit(f"it has {len(answers)} answers to {len(items)} samples")
             mine |= dict(zip(items.tolist(), answers, strict=True))
             at_batch()
         every = gather(mine, self.fabric.world_size)
@@ -179,10 +184,33 @@ class Stepper:
             answered = {index: answer for part in every for index, answer in part.items()}
             assert len(answered) == len(self.workload.val), "a validation sample was not answered"
             answered = dict(sorted(answered.items()))
-            scores = self.workload.scores(answered)
+            scores = self._scores(answered)
             if show := getattr(self.workload, "pictures", None):
                 self.pictures = partial(show, answered)
         return self.fabric.broadcast(scores)
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        match self.workload.loss(self._model, batch):
+            case (Tensor() as loss, Mapping() as metrics) if loss.numel() == 1:
+                return loss, metrics
+        raise self._unfit("its loss is not a pair of a scalar and a mapping of metrics")
+
+    def _scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
+        """The scores as Python's numbers, the judge's among them."""
+        given, judge = self.workload.scores(answers), self.workload.judge
+        kinds = (TypeError, ValueError, RuntimeError, AttributeError)
+        with as_usage_error(f"workload {self._name}: its scores are no numbers", *kinds):
+            # Of numpy's and torch's numbers, which JSON does not take.
+            scores = {n: s if isinstance(s, int | float) else float(s) for n, s in given.items()}
+        if judge not in scores:
+            raise self._unfit(
+                f"it scores {', '.join(scores)} and is judged by {judge}, which is none of them"
+            )
+        return scores
+
+    def _unfit(self, why: str) -> UsageError:
+        """The error of a workload that does not do what the protocol says."""
+        return UsageError(f"workload {self._name}: {why}")
 
     def to_device(self, batch: Batch) -> Batch:
         batch = self.fabric.to_device(batch)

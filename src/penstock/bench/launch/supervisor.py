@@ -252,20 +252,17 @@ class _MemoryWatch:
         if began < self._next:
             return
         with contextlib.suppress(psutil.Error, OSError):  # it is gone, or not ours to see
-            self._read()
+            processes = self._tree.processes()
+            held = sum(usage.rss for usage in processes.values())
+            if len(processes) > 1:
+                pss = self._tree.pss()
+                # 0 if all have been killed since: their RSS would count shared pages for each.
+                held = held if pss is None else pss
+            self.peak = max(held, self.peak or 0) or None  # a process that has ended holds 0
+            # Linux also has no peak of a process that has ended.
+            self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)
         took = time.monotonic() - began
         self._next = began + max(SAMPLE_EVERY_S, took / SAMPLE_SHARE)
-
-    def _read(self) -> None:
-        processes = self._tree.processes()
-        held = sum(usage.rss for usage in processes.values())
-        if len(processes) > 1:
-            pss = self._tree.pss()
-            # 0 if all have been killed since: their RSS would count shared pages for each.
-            held = held if pss is None else pss
-        self.peak = max(held, self.peak or 0) or None  # a process that has ended holds 0
-        # Linux also has no peak of a process that has ended.
-        self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)
 
 
 @dataclass(frozen=True, slots=True)

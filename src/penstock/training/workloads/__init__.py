@@ -145,7 +145,7 @@ def make_workload(name: str, config: TrainConfig) -> Workload:
     check_workload(name)
     text = WORKLOADS.get(name, name)
     if ":" not in text:
-        return cast(Workload, _added(name)(config))
+        return _whole(name, _added(name)(config))
     with contextlib.ExitStack() as stack:
         try:
             workload = stack.enter_context(find_reference(text))
@@ -154,7 +154,15 @@ def make_workload(name: str, config: TrainConfig) -> Workload:
             if missing is None or not text.startswith(missing):
                 raise  # the module of the workload imports something that is missing
             raise UsageError(f"there is no workload {name!r}: {error}") from error
-        return cast(Workload, workload(config))
+        return _whole(name, workload(config))
+
+
+def _whole(name: str, workload: Any) -> Workload:
+    """The workload, if it has all members that are not optional."""
+    members = ("judge", "higher_is_better", "train", "val", "model", "loss", "answers", "scores")
+    if lacking := [member for member in members if not hasattr(workload, member)]:
+        raise UsageError(f"workload {name} has no {', '.join(lacking)}")
+    return cast(Workload, workload)
 
 
 def _added(name: str) -> Callable[[TrainConfig], Any]:
