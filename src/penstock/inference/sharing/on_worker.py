@@ -89,12 +89,13 @@ class KeptRun:
         from ..stages.beginning import joined
         from ..stages.run import Run
         from ..stages.statistics import Counting
+        from ..stages.watch import with_own_files
 
         one_heap()
         self.order, self.lock = order, threading.Lock()
         # A process that opens a job again needs files of another name.
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:4]}-{order.topic}"
-        job = Job(order.config, order.part, order.peers)
+        job = Job(with_own_files(order.config, name), order.part, order.peers)
         with contextlib.ExitStack() as ends:
             journal, lock = ends.enter_context(joined(job, name, run=order.run))
             self.run = Run(job, journal, lock)
