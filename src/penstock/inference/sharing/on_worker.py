@@ -68,7 +68,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
     if config.resumes and job.run_dir is not None and all(sink.exists for sink in job.sinks):
         # As the client will: one that computes other bits than the run leaves the job to others.
         try:
-            Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True)
+            Journal.open(job.run_dir, job.fingerprint, job.maker, resume=True)
         except UsageError as error:
             raise UnfitWorker(describe(error)) from error
     # What the worker has decided on patches holds for all.
@@ -76,7 +76,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
         update={name: getattr(job.config, name) for name in ("patch", "overlap", "batch", "box")}
     )
     return RemoteJob(
-        config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
+        config, job.plan, job.fingerprint, job.maker, job.run_dir, job.selected,
         job.net.model.in_channels, job.head_facts, job.way, job.values.counted,
     )  # fmt: skip
 
