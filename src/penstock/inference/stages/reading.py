@@ -105,11 +105,10 @@ class BrickReader:
         brick, array = loaded.brick, loaded.array
         if array is None:
             return
-        scalings = self.scalings.get(brick.volume) or (self._own_scaling(brick, array),)
-        loaded.scalings = scalings
+        loaded.scalings = self.scalings.get(brick.volume) or (self._own_scaling(brick, array),)
         # If the source normalises, values are normalised by now, and their lower bound is 0.
         first = self.job.values.first
-        lowers = np.array([0.0 if first else each.lower for each in scalings])[:, None, None]
+        lowers = [0.0 if first else scaling.lower for scaling in loaded.scalings]
         if array.dtype.kind != "f":
             return
         support = brick.support.within(brick.read)
@@ -119,7 +118,7 @@ class BrickReader:
             spoilt = ~np.isfinite(plane)
             if not spoilt.any():
                 continue
-            plane[spoilt] = np.broadcast_to(lowers, plane.shape)[spoilt]
+            plane[spoilt] = np.broadcast_to(np.reshape(lowers, (-1, 1, 1)), plane.shape)[spoilt]
             if spoilt_masks(self.job.net, self.job.config) == 1:
                 spoilt = spoilt.any(axis=0, keepdims=True)
             if invalid is None:

@@ -273,9 +273,12 @@ class Watch:
 def with_own_files(config: InferConfig, name: str) -> InferConfig:
     """The settings of one of several processes that share a job: the names of its trace and metrics
     end with its ``name``, as no two can write one file."""
-    given = ((flag, getattr(config, flag)) for flag in ("trace", "metrics_json"))
-    files = {flag: path.with_stem(f"{path.stem}-{name}") for flag, path in given if path}
-    return config.model_copy(update=files)
+    files = {"trace": config.trace, "metrics_json": config.metrics_json}
+    return config.model_copy(
+        update={
+            flag: file and file.with_stem(f"{file.stem}-{name}") for flag, file in files.items()
+        }
+    )
 
 
 def _export(rows: Path, metrics: Path, replace: bool) -> None:
