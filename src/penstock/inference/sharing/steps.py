@@ -160,5 +160,6 @@ def _together(job: Job, journal: Journal) -> Summary:
     longest = max((summary.seconds for summary in each.values()), default=0.0)
     return merged(
         each, longest, planned,
-        ["The time is that of the slowest element; they may have run one after the other"],
+        ["The time is that of the slowest element; they may have run one after the other"
+         if each else "No element has left its times: each was killed after its last block"],
     )  # fmt: skip
