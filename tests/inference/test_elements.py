@@ -203,6 +203,18 @@ def test_a_summary_that_cannot_be_saved_hides_no_error(monkeypatch, capsys) -> N
     assert "make room there, then run again with --resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_elements_that_were_killed_after_their_last_block_are_finished(capsys) -> None:
+    assert infer("--prepare", "--workers", "1", normalize="none") == 0
+    assert infer("--part", "1/1", normalize="none") == 0
+    (summary,) = Path("out.zarr.penstock").glob("summary-*")
+    summary.unlink()
+    capsys.readouterr()
+    assert infer("--finish", normalize="none") == 0
+    assert "No element has left its times" in capsys.readouterr().out
+    assert np.array_equal(values("out.zarr"), alone("none"))
+
+
 def test_a_run_of_which_no_process_left_its_times_has_a_summary() -> None:
     """All were killed between their last block and their summary."""
     said = "\n".join(merged({}, 0.0, 9).lines())

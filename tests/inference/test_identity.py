@@ -236,10 +236,10 @@ def test_a_run_goes_on_with_the_threads_that_it_began_with(goes_on, folder, tmp_
     named = {"in_spec": source, "out_spec": out, "model_type": "identity"} | KNOBS | noted
     first = Job(build(InferConfig, named, begin | {"threads": 3}))
     run_step(first) if begin else infer_run.run_job(first)
-    assert Job(build(InferConfig, named, goes_on)).maker()["threads"] == 3
-    assert Job(build(InferConfig, named, goes_on | {"threads": 2})).maker()["threads"] == 2
+    assert Job(build(InferConfig, named, goes_on)).maker["threads"] == 3
+    assert Job(build(InferConfig, named, goes_on | {"threads": 2})).maker["threads"] == 2
     alone = Job(build(InferConfig, named, {"overwrite": True}))
-    assert alone.maker()["threads"] == torch.get_num_threads()
+    assert alone.maker["threads"] == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, "1 thread"), (3, "3 threads")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -57,10 +58,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
 def set_aside(path: Path) -> None:
     """Rename the file of an earlier part of a run, if there is one: its name gets a number."""
     if path.exists():
-        number = len(list(path.parent.glob(f"{path.stem}*{path.suffix}")))
-        while (aside := path.with_stem(f"{path.stem}-{number}")).exists():  # one before it is gone
-            number += 1
-        path.rename(aside)
+        # From their number on, and maybe further: one of them may be gone.
+        numbers = itertools.count(len(list(path.parent.glob(f"{path.stem}*{path.suffix}"))))
+        asides = (path.with_stem(f"{path.stem}-{number}") for number in numbers)
+        path.rename(next(aside for aside in asides if not aside.exists()))
 
 
 def absolute(path: str | Path) -> Path:

@@ -34,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
     )
     axes = args.axes or model.spatial_axes or 3
     if model.spatial_axes not in (None, axes):
-        made = f"{model.name} is made of {model.spatial_axes}-D convolutions"
-        raise UsageError(f"--axes {axes}: {made}")
+        raise UsageError(
+            f"--axes {axes}: {model.name} is made of {model.spatial_axes}-D convolutions"
+        )
     reach = reach_of(model, axes)
     overlap = least_overlap(reach) if reach.exact else None
     bits = bits_that_vary(model, axes, args.compile)

@@ -30,8 +30,8 @@ def keep_launch(
     Raises:
         UsageError: The ledger cannot be written.
     """
-    given = as_settings(config)
-    settings = {name: given[name] for name in given if name not in Labels.model_fields}
+    given = as_settings(config).items()
+    settings = {name: value for name, value in given if name not in Labels.model_fields}
     rates = {f"{what}/s": count / seconds["step"] for what, count in work.items()}
     record = Record.model_validate(
         {

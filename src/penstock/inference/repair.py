@@ -101,7 +101,7 @@ def reopened(run: RunFolder, config: VerifyConfig, *, take_over: bool = False) -
         ours["devices"] = config.devices
     job = Job(build(InferConfig, settings, ours))
     job.plan.refuse()
-    facts, before = Journal(None, job.fingerprint()).fingerprint, run.fingerprint
+    facts, before = Journal(None, job.fingerprint).fingerprint, run.fingerprint
     now = {name: value for name, value in facts.items() if name not in ("outputs", *_OF_DEVICES)}
     if (name := differing(before, now)) is not None:
         raise UsageError(
@@ -234,7 +234,7 @@ def recompute_blocks(
     except UsageError as error:
         raise UsageError(f"--recompute: {error}") from error
     before = {**run.fingerprint, **run.content.get("maker", {})}
-    here = {**{name: job.fingerprint()[name] for name in _OF_DEVICES}, **job.maker()}
+    here = {**{name: job.fingerprint[name] for name in _OF_DEVICES}, **job.maker}
     if (name := differing(before, here)) is not None:
         raise UsageError(
             f"--recompute: the run in {run.folder} had {name} {before.get(name)!r}, and here it is "

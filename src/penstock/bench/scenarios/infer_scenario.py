@@ -116,7 +116,7 @@ def facts_of(job: Job) -> dict[str, Any]:
         "overlap": list(plan.geometry.overlap),
         "block": list(plan.geometry.block),
         "batch": net.batch,
-        "threads": job.maker()["threads"],
+        "threads": job.maker["threads"],
         "volume": list(plan.geometry.domain.shape),
         "patches_of_volume": plan.geometry.patches.size,
         "patches": plan.num_patches,

@@ -224,7 +224,7 @@ def _check_as_before(scores: InferConfig, label: LabelConfig, folder: Path) -> N
     check_same(folder, before, {name: now[name] for name in now if name not in OF_ONE_START})
     job = Job(scores)
     assert job.run_dir is not None
-    Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True)
+    Journal.open(job.run_dir, job.fingerprint, job.maker, resume=True)
 
 
 def remove_scratch(label: LabelConfig) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -237,10 +238,12 @@ class Job:
         )  # fmt: skip
         self.sliding = sliding_of(config, recipe, self.heads)
 
+    @cached_property
     def maker(self) -> dict[str, Any]:
         """The code, versions and machine, which may change the last bits of voxels."""
         return identity.maker((self.input, *self.sinks), self.devices, self.config.threads)
 
+    @cached_property
     def fingerprint(self) -> dict[str, Any]:
         """The facts that must be equal in two runs for them to write the same voxels into the same
         blocks."""
@@ -289,17 +292,12 @@ def _fingerprint_of(job: Job) -> dict[str, Any]:
 def _seam_trial(job: Job, source: Source) -> SeamTrial:
     """What measures the difference at seams."""
     return SeamTrial(
-        job.net,
-        job.values,
-        source,
-        job.volumes[0],
-        job.devices[0],
+        job.net, job.values, source, job.volumes[0], job.devices[0],
         labels=job.head_facts[0].kind == "labels",
         later=job.head_facts[0].reduction,
         sliding=job.sliding if job.heads[0].blended else None,
-        floor=job.config.min_blend_weight,
-        tf32=job.config.tf32,
-    )
+        floor=job.config.min_blend_weight, tf32=job.config.tf32,
+    )  # fmt: skip
 
 
 def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
@@ -353,7 +351,7 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
         ),
         sample_bytes=_sample_bytes(job),
         seams=job.tiled.line,
-        arithmetic=identity.arithmetic_of(job.maker()),
+        arithmetic=identity.arithmetic_of(job.maker),
         notes=(*job.notes, *_notes(job, source)),
         level_bytes=level_bytes(job.config, job.sinks),
         making_bytes=max(getattr(sink, "making_bytes", 0) for sink in job.sinks),

@@ -64,9 +64,8 @@ def scale_lines(scale: ScaleConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     turns = -(-len(plan.parts) // plan.workers)
     computing = turns * _seconds_of_largest_part(plan, rate)
     alone = plan.voxels / rate / plan.workers  # if they never waited, and parts had no borders
-    seconds, bound = before + max(computing, serving), "the store"
-    if computing >= serving:
-        bound = "the workers"
+    seconds = before + max(computing, serving)
+    bound = "the workers" if computing >= serving else "the store"
     yield (
         "time",
         (

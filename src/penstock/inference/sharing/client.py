@@ -176,7 +176,7 @@ class _Client:
                 "overwrite": False,
                 "run_dir": absolute_place(job.run_dir),
                 # On a CPU, each worker takes as many for a forward as the one that plans.
-                "threads": job.config.threads or job.made_by["threads"],
+                "threads": job.config.threads or job.maker["threads"],
             }
         )
         self.order = JobOrder(

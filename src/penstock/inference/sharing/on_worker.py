@@ -68,7 +68,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
     if config.resumes and job.run_dir is not None and all(sink.exists for sink in job.sinks):
         # As the client will: one that computes other bits than the run leaves the job to others.
         try:
-            Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=True)
+            Journal.open(job.run_dir, job.fingerprint, job.maker, resume=True)
         except UsageError as error:
             raise UnfitWorker(describe(error)) from error
     # What the worker has decided on patches holds for all.
@@ -76,7 +76,7 @@ def open_job(order: tuple[InferConfig, int, str]) -> RemoteJob:
         update={name: getattr(job.config, name) for name in ("patch", "overlap", "batch", "box")}
     )
     return RemoteJob(
-        config, job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
+        config, job.plan, job.fingerprint, job.maker, job.run_dir, job.selected,
         job.net.model.in_channels, job.head_facts, job.way, job.values.counted,
     )  # fmt: skip
 
@@ -89,12 +89,13 @@ class KeptRun:
         from ..stages.beginning import joined
         from ..stages.run import Run
         from ..stages.statistics import Counting
+        from ..stages.watch import with_own_files
 
         one_heap()
         self.order, self.lock = order, threading.Lock()
         # A process that opens a job again needs files of another name.
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:4]}-{order.topic}"
-        job = Job(order.config, order.part, order.peers)
+        job = Job(with_own_files(order.config, name), order.part, order.peers)
         with contextlib.ExitStack() as ends:
             journal, lock = ends.enter_context(joined(job, name, run=order.run))
             self.run = Run(job, journal, lock)

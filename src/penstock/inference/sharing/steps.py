@@ -26,6 +26,7 @@ from ..stages.pipeline import compute
 from ..stages.run import Run
 from ..stages.statistics import Counting
 from ..stages.summary import Progress, Summary, merged, summaries_of
+from ..stages.watch import with_own_files
 
 StepOutcome = tuple[str, Summary | None]
 """A sentence that says what a step has done, and the summary of a share for --part, of the whole
@@ -80,6 +81,7 @@ def _joined(job: Job, step: str, numbers: range, request: EndRequest | None) -> 
     """The run of which this process does a step, such as ``--part 3/8``, in a context in which it
     computes. ``numbers`` are the parts of the step."""
     name = step.strip("-").replace(" ", "-").replace("/", "-of-")
+    job.config = with_own_files(job.config, name)
     # Each start has files of its own, so its name ends with what no other start has.
     with joined(job, f"{name}-{uuid.uuid4().hex[:8]}") as (journal, lock):
         journal.skipped = sum(written_in(job.plan.parts, n, journal.done) for n in numbers)
@@ -158,5 +160,6 @@ def _together(job: Job, journal: Journal) -> Summary:
     longest = max((summary.seconds for summary in each.values()), default=0.0)
     return merged(
         each, longest, planned,
-        ["The time is that of the slowest element; they may have run one after the other"],
+        ["The time is that of the slowest element; they may have run one after the other"
+         if each else "No element has left its times: each was killed after its last block"],
     )  # fmt: skip

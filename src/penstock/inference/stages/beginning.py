@@ -117,7 +117,7 @@ def removed(output: str) -> PenstockError:
 
 def _journal(job: Runnable, *, resume: bool) -> Journal:
     assert job.run_dir is not None
-    return Journal.open(job.run_dir, job.fingerprint(), job.maker(), resume=resume)
+    return Journal.open(job.run_dir, job.fingerprint, job.maker, resume=resume)
 
 
 def begin(

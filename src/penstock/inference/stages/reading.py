@@ -119,10 +119,10 @@ class BrickReader:
     def _replaced(self, loaded: Loaded, array: NDArray[Any]) -> NDArray[np.bool_] | None:
         """Replace values that are not finite by the lower bound of their scaling, in place. Returns
         where they were, as `Loaded.invalid`."""
-        brick, scalings = loaded.brick, loaded.scalings
+        brick = loaded.brick
         # If the source normalises, values are normalised by now, and their lower bound is 0.
         first = self.job.values.first
-        lowers = np.array([0.0 if first else each.lower for each in scalings])[:, None, None]
+        lowers = [0.0 if first else scaling.lower for scaling in loaded.scalings]
         support = brick.support.within(brick.read)
         invalid: NDArray[np.bool_] | None = None
         for z in range(array.shape[1]):  # plane by plane: a mask of the whole brick is large
@@ -130,7 +130,7 @@ class BrickReader:
             spoilt = ~np.isfinite(plane)
             if not spoilt.any():
                 continue
-            plane[spoilt] = np.broadcast_to(lowers, plane.shape)[spoilt]
+            plane[spoilt] = np.broadcast_to(np.reshape(lowers, (-1, 1, 1)), plane.shape)[spoilt]
             if spoilt_masks(self.job.net, self.job.config) == 1:
                 spoilt = spoilt.any(axis=0, keepdims=True)
             if invalid is None:

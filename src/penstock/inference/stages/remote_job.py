@@ -26,10 +26,8 @@ class RemoteJob:
 
     config: InferConfig
     plan: Plan
-    settings: dict[str, Any]
-    """The answer of `fingerprint`."""
-    made_by: dict[str, Any]
-    """The answer of `maker`."""
+    fingerprint: dict[str, Any]
+    maker: dict[str, Any]
     run_dir: Path | str | None
     selected: tuple[Sequence[int], Sequence[int]]
     """Times and channels of the input."""
@@ -47,12 +45,6 @@ class RemoteJob:
         source = frame_of_outputs(self.config, open_input(self.config), self.way)
         outputs = open_outputs(self.config, source, self.selected, self.at_once, self.head_facts)
         return [output.sink for output in outputs]
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.settings
-
-    def maker(self) -> dict[str, Any]:
-        return self.made_by
 
 
 Runnable: TypeAlias = "Job | RemoteJob"

@@ -116,8 +116,9 @@ class Run:
         """Save what this process has done so far, for the summary of a job that several share. See
         `Watch.summary` for ``seconds``."""
         with forgoing("the summary of this process"):
-            done = asdict(self.watch.summary(seconds))
-            self.journal.save(self.journal.own_name(SUMMARY_FILE), done)
+            self.journal.save(
+                self.journal.own_name(SUMMARY_FILE), asdict(self.watch.summary(seconds))
+            )
 
     def renew_queues(self) -> Queues:
         """Queues for the next parts, as a flow ends with the last block or the first error. The

@@ -146,9 +146,7 @@ def mask_of(run: Run, number: int) -> FilledMask | None:
             )  # fmt: skip
     mask.fill()
     if folder is not None:
-        packed_bits = BytesIO()
-        np.savez_compressed(packed_bits, bits=mask.bits)
-        folder.write(name, packed_bits.getvalue())
+        folder.write(name, _zipped(bits=mask.bits))
     run.masks[number] = mask
     return mask
 
@@ -359,14 +357,20 @@ class Counting:
 
 
 def _packed(counters: list[Counters]) -> bytes:
-    arrays: dict[str, Any] = {
-        f"{place}.{name}": array
-        for place, counter in _waiting(counters)
-        for name, array in counter.counts.items()
-    }
-    packed = BytesIO()
-    np.savez_compressed(packed, **arrays)
-    return packed.getvalue()
+    return _zipped(
+        **{
+            f"{place}.{name}": array
+            for place, counter in _waiting(counters)
+            for name, array in counter.counts.items()
+        }
+    )
+
+
+def _zipped(**arrays: Any) -> bytes:
+    """Arrays as in a file of ``np.savez_compressed``."""
+    file = BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
 
 
 def _merge(packed: bytes | None, counters: list[Counters]) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ...base import (
     Incomplete,
+    InferConfig,
     StageError,
     Stopped,
     begin_output,
@@ -121,7 +122,7 @@ class Watch:
         self.job, self.journal, self.lock = job, journal, lock
         self.request, self.extent = request, extent
         self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
-        self.probe = Probe(_file_of(journal, job.config.trace))
+        self.probe = Probe(job.config.trace)
         stacks, rows = journal.own_rows(STACKS_FILE), journal.own_rows(RETRIES_FILE)
         self.watchdog = Watchdog(job.config.stall_timeout, stacks, self.probe.clock)
         self.retries = Retries(
@@ -143,10 +144,10 @@ class Watch:
 
         ``lengths`` says how many items wait in each queue, ``limits`` how many fit into it.
         """
-        config, metrics = self.job.config, _file_of(self.journal, self.job.config.metrics_json)
+        config = self.job.config
         rows = self.journal.own_rows(METRICS_FILE)
-        if rows is None and metrics is not None:
-            rows = metrics.with_suffix(".jsonl")
+        if rows is None and config.metrics_json is not None:
+            rows = config.metrics_json.with_suffix(".jsonl")
         with contextlib.ExitStack() as stack:
             # What is entered last ends first: rows end, are exported, and then count as whole.
             stack.callback(self.probe.close)
@@ -154,11 +155,11 @@ class Watch:
                 self._sampler = Sampler(
                     rows, config.metrics_interval, partial(self._gauges, lengths), limits
                 )
-                if metrics is not None:
+                if config.metrics_json is not None:
                     if self.journal.folder is None:
                         begin_output(rows)
                         stack.callback(end_output, rows)
-                    stack.callback(_export, rows, metrics, config.overwrite)
+                    stack.callback(_export, rows, config.metrics_json, config.overwrite)
                 stack.enter_context(self._sampler)
             yield
 
@@ -269,9 +270,15 @@ class Watch:
         )
 
 
-def _file_of(journal: Journal, named: Path | None) -> Path | None:
-    """The file that the user named. If several processes share the run, that of this process."""
-    return None if named is None else named.with_name(journal.own_name(named.name))
+def with_own_files(config: InferConfig, name: str) -> InferConfig:
+    """The settings of one of several processes that share a job: the names of its trace and metrics
+    end with its ``name``, as no two can write one file."""
+    files = {"trace": config.trace, "metrics_json": config.metrics_json}
+    return config.model_copy(
+        update={
+            flag: file and file.with_stem(f"{file.stem}-{name}") for flag, file in files.items()
+        }
+    )
 
 
 def _export(rows: Path, metrics: Path, replace: bool) -> None:
