@@ -293,5 +293,9 @@ def test_an_axis_that_the_way_back_would_not_take_alone_is_told() -> None:
         source.scale, source.units = (1, 1, *have), (None, None, *["millimeter"] * 3)
         recipe = Recipe("net", spacing=wanted, unit="millimeter", most_anisotropy=3.0)
         way, notes = network_grid(said, source, recipe)
-        assert way is not None and way.nearest == 0
+        assert way is not None and way.nearest == 0 and way.order == 3
         assert any("on the way back" in note for note in notes) == is_said
+        linear = replace(recipe, order=1)
+        asked = said.model_copy(update={"resample_order": 3})
+        ways = [network_grid(config, source, linear)[0] for config in (said, asked)]
+        assert [way and way.order for way in ways] == [1, 3], "the user's wins"

@@ -178,7 +178,11 @@ def test_what_an_nnunet_wants_and_is_not_done_is_refused(tmp_path, capsys) -> No
 
     assert "Mine" in refused(configuration={"normalization_schemes": ["Mine"]})
     assert "cascade" in refused(configuration={"previous_stage": "3d_lowres"})
-    assert "do not fit its checkpoints" in refused(channels={"0": "CT", "1": "PET"})
+    other = refused(channels={"0": "CT", "1": "PET"})
+    assert "belongs to another model than the network of its plans (nnUNetTrainer may" in other
+    assert "do not fit its checkpoints: it lacks 'normalization_schemes'" in refused(
+        plans={"configurations": {"3d_fullres": {
+            "patch_size": [16] * 3, "architecture": unet(0)[0]}}})  # fmt: skip
     said = unet(0)[0] | {"network_class_name": "os.system"}
     assert "os.system" in refused(configuration={"architecture": said})
     both = {"normalization_schemes": ["NoNormalization"] * 2, "use_mask_for_norm": [False] * 2}

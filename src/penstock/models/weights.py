@@ -107,7 +107,21 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
     Raises:
         UsageError: The file cannot be read, or its tensors are of another model.
     """
-    state = read_state(path, flag)
+    put_weights(module, name, read_state(path, flag), f"{flag} {path}")
+
+
+def put_weights(module: nn.Module, name: str, state: State, place: str) -> None:
+    """Put tensors into a module that has exactly those names and shapes.
+
+    Args:
+        module: The module, which is changed.
+        name: Its name in errors.
+        state: The tensors by name.
+        place: Names where they come from, in errors.
+
+    Raises:
+        UsageError: The tensors are of another model.
+    """
     from_public = getattr(module, "from_public", None)
     if from_public is not None:
         state = from_public({_plain(key): value for key, value in state.items()})
@@ -124,11 +138,11 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
     shown = [f"lacks {key}" for key in missing] + [f"has an unknown {key}" for key in extra] + wrong
     if shown:
         raise UsageError(
-            f"{flag} {path} belongs to another model than {name}: {len(missing)} tensors "
+            f"{place} belongs to another model than {name}: {len(missing)} tensors "
             f"missing, {len(extra)} unknown, {len(wrong)} of another shape; it {shown[0]}"
         )
     # A module's own `set_extra_state` may raise anything.
-    with as_usage_error(f"{flag} {path} does not fit {name}"):
+    with as_usage_error(f"{place} does not fit {name}"):
         module.load_state_dict(state)
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from ...base import UsageError, read_json, require, well_formed
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe, Sliding
-from ..weights import named_as, read_tensors
+from ..weights import put_weights, read_tensors
 from .package import MeanOf, Package, Parcel, in_order
 
 _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
@@ -74,8 +74,9 @@ def read(parcel: Parcel) -> Package:
         nets = []
         for checkpoint in checkpoints:
             net = _network(parcel, configuration, len(channels), outputs)
-            state = named_as(checkpoint["network_weights"], net.state_dict())
-            net.load_state_dict(state)
+            trainer = checkpoint.get("trainer_name", "nnUNetTrainer")
+            name = f"the network of its plans ({trainer} may have made another)"
+            put_weights(net, name, checkpoint["network_weights"], parcel.sentence("a checkpoint"))
             nets.append(net)
         axes = _axes(parcel, plans["transpose_forward"], configuration["patch_size"])
         mirrors = checkpoints[0].get("inference_allowed_mirroring_axes") or ()
