@@ -180,8 +180,6 @@ def _instances_of(
         raise UsageError("--instances components needs --threshold X: an object is what is above")
     if len(config.out_spec) != 1 or "://" in (place := str(config.out_spec[0])):
         raise UsageError("--instances writes one output, an OME-Zarr on this machine")
-    if Path(place).exists() and not (config.overwrite or config.resumes):
-        raise UsageError(f"--out-spec {place}: exists; use --overwrite to replace it")
     check_outputs(("--table", objects.table), replace=config.overwrite or config.resumes)
     scratch = f"{place}.scores.zarr"
     if Path(scratch).exists() and not (config.overwrite or config.resumes):

@@ -122,8 +122,8 @@ def no_block_again(name: str) -> str:
         What it lacks, and the command that makes it.
     """
     return (
-        f"{name} is one file, in which no block can be written again; penstock infer with the "
-        "flags of its run and --overwrite makes all of it anew"
+        f"{name} is one file, in which no block can be written again; its own command with "
+        "--overwrite makes all of it anew"
     )
 
 

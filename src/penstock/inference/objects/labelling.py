@@ -179,7 +179,8 @@ def check_instances(scores: InferConfig, label: LabelConfig) -> None:
     check_decoder(label)
     source = open_input(scores)
     checked_connectivity(label.connectivity, source.axes)
-    sink = output_of(label, source, source.domain, "uint32", overwrite=True)
+    replaces = label.overwrite or label.resume
+    sink = output_of(label, source, source.domain, "uint32", overwrite=replaces)
     if hasattr(sink, "making_bytes"):  # the scratch of scores has no CRS that it could get
         raise UsageError(
             f"--instances writes an OME-Zarr, and no {sink.name}; write scores, and label those"
