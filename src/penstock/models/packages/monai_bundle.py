@@ -322,7 +322,7 @@ def _after(parcel: Parcel, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
     activation: Any = None
     reduce: str | None = None
     for name, step in _transforms(parcel, config, "postprocessing"):
-        if name == "Activations":
+        if name == "Activations" and not step.get("other"):
             activation = next((each for each in ("softmax", "sigmoid") if step.get(each)), None)
         elif name == "AsDiscrete" and step.get("argmax"):
             reduce = "argmax"
@@ -333,8 +333,8 @@ def _after(parcel: Parcel, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
             reduce = f"threshold:{limit:.17g}"
         elif name not in _NOTHING:
             raise parcel.refuse(
-                f"{name} of its output is not done, only Activations and AsDiscrete are; take it "
-                "out of configs/inference.json"
+                f"{name} of its output is not done as it is said, only softmax, sigmoid, argmax "
+                "and a threshold are; take it out of configs/inference.json"
             )
     head = HeadRecipe("scores", None if reduce == "argmax" else activation)
     return replace(recipe, heads={"out": head}, reduce=reduce)
