@@ -230,7 +230,8 @@ def _before(
     parcel: Parcel, recipe: Recipe, chain: Chain, name: str, step: Mapping[str, Any]
 ) -> Recipe:
     """The recipe with one more transform of the input. Scalings go into the chain."""
-    if name in _NOTHING and "int" not in str(step.get("dtype")) * (name == "CastToType"):
+    cut = name == "CastToType" and "int" in str(step.get("dtype"))
+    if name in _NOTHING and not cut:
         return recipe
     if name == "Orientation":
         codes = "".join(map(str, step.get("axcodes") or ()))
