@@ -97,6 +97,24 @@ def test_channels_of_another_making_do_not_take_names(kind, named, window, movie
     assert (shown[-1]["window"]["end"] == 12.0) == (kind == "intensity")
 
 
+@pytest.mark.slow
+def test_values_on_a_scale_of_their_own_take_no_window(movie, tmp_path) -> None:
+    net = penstock.models.load_model("denoise-tiny").module
+    torch.save(net.state_dict(), tmp_path / "best_model.pth")
+    head = {"kind": "intensity", "target": "intensity", "loss": "mse", "returns": "values",
+            "scaling": {"lower": 0.0, "scale": 1.0}, "dtype": "float32"}  # fmt: skip
+    facts = {"scaling": {"lower": 0.0, "scale": 2e3}, "heads": {"out": head}}
+    (tmp_path / "training_results.json").write_text(json.dumps({"facts": facts}))
+    args = {"workload": "pairs", "model": "denoise-tiny", "channels": None}
+    (tmp_path / "args.json").write_text(json.dumps(args))
+    how = {name: knob for name, knob in KNOBS.items() if name != "head_kind"}
+    penstock.run_inference(
+        movie[0], tmp_path / "out.zarr", **how | {"model": str(tmp_path), "t": [0]}
+    )
+    shown = group_of(tmp_path / "out.zarr")["omero"]["channels"]
+    assert all(each["window"]["end"] not in (10.0, 11.0, 12.0) for each in shown)
+
+
 class Mixed(nn.Module):
     """Without any convolution: a sum over channels, weighted as a matrix."""
 

@@ -198,6 +198,14 @@ def test_a_transform_of_a_bundle_that_would_be_another_is_refused(steps: Any, be
         transformed(*steps)
 
 
+@pytest.mark.parametrize("step", [{"_target_": "Activationsd", "other": "$torch.exp"},
+                                  {"_target_": "AsDiscreted", "to_onehot": 2}])  # fmt: skip
+def test_a_transform_of_an_output_that_would_be_another_is_refused(step: Any) -> None:
+    parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="of its output is not done as it is said, only softmax"):
+        monai_bundle._after(parcel, Recipe("net"), {"postprocessing": {"transforms": [step]}})
+
+
 def test_an_inferer_that_would_be_another_is_refused() -> None:
     parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
 

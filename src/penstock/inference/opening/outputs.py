@@ -84,6 +84,7 @@ def open_outputs(
     for spec, head, dtype in zip(config.out_spec, heads, dtypes, strict=True):
         grid = ScaledGrid(head.factors, source.domain.start[2:])
         frame = of_head(source, grid)
+        as_input = head.recipe is None or head.recipe.scaling is None
         shape = (len(times), len(channels) // at_once * head.written, *frame.domain.shape[2:])
         sink = open_sink(
             spec,
@@ -94,7 +95,7 @@ def open_outputs(
                 times,
                 channels,
                 named=head.written == at_once and (at_once == 1 or head.kind == "intensity"),
-                windows=head.kind == "intensity" and config.denormalize,
+                windows=head.kind == "intensity" and config.denormalize and as_input,
                 packing=packing_of_scores(head.kind, dtype),
             ),
             chunks=_chunks(config),

@@ -230,7 +230,8 @@ def _before(
     parcel: Parcel, recipe: Recipe, chain: Chain, name: str, step: Mapping[str, Any]
 ) -> Recipe:
     """The recipe with one more transform of the input. Scalings go into the chain."""
-    if name in _NOTHING and "int" not in str(step.get("dtype")) * (name == "CastToType"):
+    cut = name == "CastToType" and "int" in str(step.get("dtype"))
+    if name in _NOTHING and not cut:
         return recipe
     if name == "Orientation":
         codes = "".join(map(str, step.get("axcodes") or ()))
@@ -322,7 +323,7 @@ def _after(parcel: Parcel, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
     activation: Any = None
     reduce: str | None = None
     for name, step in _transforms(parcel, config, "postprocessing"):
-        if name == "Activations":
+        if name == "Activations" and not step.get("other"):
             activation = next((each for each in ("softmax", "sigmoid") if step.get(each)), None)
         elif name == "AsDiscrete" and step.get("argmax"):
             reduce = "argmax"
@@ -333,8 +334,8 @@ def _after(parcel: Parcel, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
             reduce = f"threshold:{limit:.17g}"
         elif name not in _NOTHING:
             raise parcel.refuse(
-                f"{name} of its output is not done, only Activations and AsDiscrete are; take it "
-                "out of configs/inference.json"
+                f"{name} of its output is not done as it is said, only softmax, sigmoid, argmax "
+                "and a threshold are; take it out of configs/inference.json"
             )
     head = HeadRecipe("scores", None if reduce == "argmax" else activation)
     return replace(recipe, heads={"out": head}, reduce=reduce)
