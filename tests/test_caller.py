@@ -142,12 +142,12 @@ def test_what_a_caller_froze_stays_frozen() -> None:
         gc.freeze()
 
 
-def test_torch_is_imported_without_the_collector_once(monkeypatch) -> None:
+def test_a_module_is_imported_without_the_collector_once(monkeypatch) -> None:
     monkeypatch.setattr(gc, "freeze", lambda: held.append(gc.isenabled()))
     held = list[bool]()
     for loaded in ({}, {"torch": object()}):
         monkeypatch.setattr(sys, "modules", loaded)
-        with pytest.raises(ImportError), caller.importing_torch():
+        with pytest.raises(ImportError), caller.importing("torch"):
             assert gc.isenabled() == bool(loaded)
             raise ImportError
         assert gc.isenabled()

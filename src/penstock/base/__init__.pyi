@@ -3,7 +3,7 @@ from .caller import caller_kept as caller_kept
 from .caller import cuda_flags_kept as cuda_flags_kept
 from .caller import environment_kept as environment_kept
 from .caller import frozen_garbage as frozen_garbage
-from .caller import importing_torch as importing_torch
+from .caller import importing as importing
 from .caller import modes_kept as modes_kept
 from .caller import script_hidden as script_hidden
 from .caller import signals_handled as signals_handled

@@ -31,6 +31,7 @@ from ..base import (
     as_usage_error,
     describe,
     environment_kept,
+    importing,
     signals_handled,
     where_in_users_code,
 )
@@ -192,7 +193,8 @@ def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
         summary = VERBS[name]
         verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if asked:
-            module = import_module(f"{__name__}.{name}")
+            with importing(f"{__name__}.{name}"):
+                module = import_module(f"{__name__}.{name}")
             module.add_arguments(verb)
             verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
             verb.set_defaults(run=module.run)

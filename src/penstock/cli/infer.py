@@ -31,7 +31,7 @@ from ..base import (
     check_outputs,
     format_seconds,
     from_flags,
-    importing_torch,
+    importing,
     one_heap,
     signals_handled,
 )
@@ -72,7 +72,7 @@ def run_config(config: InferConfig, *, dry: bool) -> int:
     if dry:
         show_plan(config)
         return 0
-    with importing_torch():
+    with importing("torch"):
         from ..inference import Job, run_job, run_step
 
     job = Job(config)
@@ -116,7 +116,7 @@ def _run_on_cluster(config: InferConfig) -> int:
 
 def show_plan(config: InferConfig) -> Plan:
     """Print the plan of a job. Raises `Refused` if the job does not fit."""
-    with importing_torch():
+    with importing("torch"):
         from ..inference import Job
 
     plan = Job(config).plan

@@ -5,7 +5,9 @@ folder/objects/000012.npz    what is counted of block 12; `run_folder.names` lis
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import platform
@@ -193,6 +195,7 @@ def do_order(order: BlockOrder) -> str:
 
 
 def _begin() -> None:
+    atexit.register(gc.freeze)  # the others wait for the end, of which the last search is the most
     one_heap()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
     end_with_parent()
