@@ -1,6 +1,7 @@
 """TIFF files: their axes and segments, what is damaged, what stays in memory."""
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,6 +236,32 @@ def test_a_mapped_file_does_not_stay_in_memory(tmp_path) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert all(part.all() for part in pool.map(source.read, boxes))
     assert shared() - before < num_bytes / 4
+
+
+@pytest.mark.parametrize("pages", [4, 1])
+def test_threads_that_read_neighbours_decode_different_segments(pages: int, tmp_path) -> None:
+    """In one order, each would wait for the segment that the one before it decodes."""
+    tifffile = pytest.importorskip("tifffile")
+    from penstock.data.stores import ometiff, sliced
+
+    values = np.arange(pages * 60, dtype="u2").reshape(pages, 12, 5)
+    codec = {"compression": "zlib", "rowsperstrip": 3, "metadata": {"axes": "ZYX"}}
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="minisblack", **codec)
+    asked = sliced.Asked(path=str(tmp_path / "a.tif"), where="IN", axes="zyx")
+    array = ometiff.open_array(asked, 0).array
+    both, this = threading.Barrier(2), threading.local()
+
+    def decode(*place: int) -> Any:
+        if not hasattr(this, "met"):
+            this.met = both.wait(5)
+        return array.decode(*place)
+
+    array.decoded = sliced.decoded_once(decode, 100)
+    halves = [(slice(0, pages), slice(0, 12), part) for part in (slice(0, 2), slice(2, 5))]
+    with ThreadPoolExecutor(2) as pool:
+        parts = [np.empty((pages, 12, 2), "u2"), np.empty((pages, 12, 3), "u2")]
+        list(pool.map(sliced.read_into, [array] * 2, halves, parts))
+    np.testing.assert_array_equal(np.concatenate(parts, axis=2), values)
 
 
 @pytest.fixture(scope="module", params=[build_tiff_volume, build_tiff_strips, build_tiff_tiled])

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..box import Box, Grid, flatten, indices
 from . import raster
 from .cf_packing import Packing
 from .protocols import AXES, check_dtype
-from .sliced import Asked, OpenedArray, Readable, decoded_once
+from .sliced import Asked, OpenedArray, Readable, decoded_once, in_turn
 from .tiff_frame import (
     PLACED,
     PLAIN,
@@ -68,7 +68,7 @@ class TiffPages(Readable):
         self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
         self.rank = len(self.shape) - len(page.axes)
         self._lead = Box((0,) * self.rank, self.shape[: self.rank])
-        self._left_out = left_out(page, self.dtype)
+        self._left_out, self._page_turns = left_out(page, self.dtype), count()
         self.chunks = (*(1,) * self.rank, *(self._grid.step[axis] for axis in self._page_axes))
         self.segment_bytes = math.prod(self._grid.step) * self.dtype.itemsize
         self.decode = partial(_decode, file, series)
@@ -106,7 +106,8 @@ class TiffPages(Readable):
              for i in range(low // step, -(-high // step))]
             for low, high, step in zip(region.start, region.stop, self._grid.step, strict=True)
         ]  # fmt: skip
-        for index, place, part in (zip(*each, strict=True) for each in product(*along)):
+        cells = (zip(*each, strict=True) for each in product(*along))
+        for index, place, part in in_turn(cells, next(self._page_turns)):
             segment = self._segment(number, flatten(index, self._cells))
             out[place] = self._left_out if segment is None else segment[part[1:]]
 

@@ -6,10 +6,10 @@ import math
 import mmap
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import product
+from functools import cached_property, lru_cache
+from itertools import count, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,9 +68,14 @@ class Readable(ABC):
     """Tells of an index whether the file lacks all of it; False if it may lack parts and cannot
     say which; None if it lacks none."""
 
+    @cached_property
+    def _turns(self) -> Iterator[int]:
+        return count()
+
     def read_into(self, index: tuple[slice, ...], out: NDArray[Any]) -> None:
         """Read a part into an array of its shape."""
-        for to, place in zip(np.ndindex(out.shape[: self.rank]), self.places(index), strict=True):
+        places = zip(np.ndindex(out.shape[: self.rank]), self.places(index), strict=True)
+        for to, place in in_turn(places, next(self._turns)):
             self.read_frame(place, index[self.rank :], out[to])
 
     def places(self, index: tuple[slice, ...]) -> product[tuple[int, ...]]:
@@ -83,6 +88,19 @@ class Readable(ABC):
         self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
     ) -> None:
         """Read a part of the frame at a place in the stack."""
+
+
+def in_turn(parts: Iterable[Part], turn: int) -> list[Part]:
+    """The parts of a read, in an order of its own: every second read goes backwards, and others
+    begin elsewhere. So threads that read neighbours decode different segments, and have those of
+    the others; in one order each would wait for the one before it.
+
+    >>> in_turn("abcd", 0), in_turn("abcd", 1), in_turn("abcd", 2)
+    (['a', 'b', 'c', 'd'], ['d', 'c', 'b', 'a'], ['c', 'd', 'a', 'b'])
+    """
+    ordered = list(parts)
+    first = int(turn // 2 * _GOLDEN % 1 * len(ordered))
+    return (ordered[first:] + ordered[:first])[:: -1 if turn % 2 else 1]
 
 
 def read_into(array: Any, index: tuple[slice, ...], out: NDArray[Any]) -> None:
@@ -110,9 +128,12 @@ def give_back(array: Any) -> None:
 
 _RGB = tuple({"color": color} for color in ("FF0000", "00FF00", "0000FF"))
 """The channels of a colour picture, where nothing more is known of them."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""A share whose multiples, less whole ones, lie evenly."""
 _LOCKS = 64
 """Frames that are decoded at once: more than there are threads."""
 Decoded = TypeVar("Decoded")
+Part = TypeVar("Part")
 
 
 def decoded_once(decode: Callable[..., Decoded], kept: int) -> Callable[..., Decoded]:
