@@ -123,7 +123,7 @@ def _finish(job: Job) -> StepOutcome:
             lock.hand_over()  # parts are still to come
             raise _lacking(job, missing)
         summary = completed(job, journal, lock, _together(job, journal), EndRequest())
-    return f"Complete: all {plural(job.plan.num_blocks, 'block')} are written", summary
+    return "Complete: all blocks are written", summary
 
 
 def _lacking(job: Job, missing: dict[int, int]) -> Incomplete:
