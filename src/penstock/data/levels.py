@@ -166,6 +166,16 @@ def _mean_of_known(
 
 def _mode(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """The most frequent of the values at each place, the smallest of those equally frequent."""
+    mixed = np.zeros(parts[0].shape, np.bool_)
+    for part in parts[1:]:
+        mixed |= part != parts[0]
+    best = parts[0].copy()
+    best[mixed] = _most_frequent([part[mixed] for part in parts])  # few, where objects are large
+    return best
+
+
+def _most_frequent(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The same, where not all values are equal."""
     counts = [np.zeros(part.shape, np.int8) for part in parts]
     for one, other in itertools.combinations(range(len(parts)), 2):
         same = (parts[one] == parts[other]).view(np.int8)
