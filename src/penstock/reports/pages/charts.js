@@ -176,7 +176,7 @@ const Charts = (() => {
     const every = frame.turned ? Math.ceil(x.ticks.length / 40) : Math.max(1, Math.ceil((7 * Math.max(0, ...x.ticks.map(([, name]) => name.length)) + 6) / room));
     x.ticks.forEach(([at, name], place) => {
       if (at < left - 1 || at > right + 1 || place % every) return;
-      figure.append(svg("path", { d: `M${at} ${bottom}v4`, stroke: "var(--faint)" }), svg("text", frame.turned ? { "text-anchor": "end", transform: `translate(${at} ${bottom + 14}) rotate(-28)` } : { x: at, y: bottom + 17, "text-anchor": "middle" }, name));
+      figure.append(svg("path", { d: `M${at} ${bottom}v4`, stroke: "var(--faint)" }), svg("text", frame.turned ? { "text-anchor": "end", transform: `translate(${Math.max(at, 5.2 * name.length)} ${bottom + 14}) rotate(-28)` } : { x: at, y: bottom + 17, "text-anchor": "middle" }, name));
     });
     figure.append(svg("path", { d: `M${left} ${top}V${bottom}H${right}`, fill: "none", stroke: "var(--faint)" }));
     figure.append(svg("text", { x: (left + right) / 2, y: bottom + (frame.turned ? 84 : 35), "text-anchor": "middle" }, x.label));
