@@ -117,7 +117,9 @@ class _TiledScene(Readable):
                 self._reader.enumerate_subblocks_subset(
                     add, stored or None, region, only_layer0=True
                 )
-        return not numbers
+                if numbers:
+                    return False
+        return True
 
     def _planes(
         self, place: tuple[int, ...], inside: tuple[slice, ...]

@@ -68,7 +68,9 @@ class TiffPages(Readable):
         self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
         self.rank = len(self.shape) - len(page.axes)
         self._lead = Box((0,) * self.rank, self.shape[: self.rank])
-        self._left_out, self._page_turns = left_out(page, self.dtype), count()
+        self._left_out = left_out(page, self.dtype)
+        # Of its own: a read of several pages takes as many, and would not be every second one.
+        self._page_turns = count()
         self.chunks = (*(1,) * self.rank, *(self._grid.step[axis] for axis in self._page_axes))
         self.segment_bytes = math.prod(self._grid.step) * self.dtype.itemsize
         self.decode = partial(_decode, file, series)

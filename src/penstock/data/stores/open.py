@@ -123,8 +123,9 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
             hints = [_HINTS[other] for other in form.takes.split() if choice != "level" != other]
             raise UsageError(f"{asked.where}: {form.title}s have no {words}{''.join(hints)}")
     remote, files = "://" in asked.path, asked.files or [asked.file]
-    if remote and (form is not RASTER or "*" in asked.path):
-        what = "files of a pattern" if "*" in asked.path else f"{form.title}s"
+    pattern = "*" in asked.path.partition("?")[0]  # and not in the query of a signed URL
+    if remote and (form is not RASTER or pattern):
+        what = "files of a pattern" if pattern else f"{form.title}s"
         raise UsageError(f"{asked.where}: {what} are read from this machine; copy them here")
     if form is not PLANES and not (remote or is_file(files[0], asked.where)):
         raise UsageError(f"{asked.where}: no such file")

@@ -166,6 +166,7 @@ class LabelJob:
                 f"smaller --block (now {in_words(self.work.grid.step[2:])})"
             )
 
+    @property
     def fingerprint(self) -> dict[str, Any]:
         """What must be equal in two starts for them to write the same."""
         settings, config, image = as_settings(self.config), self.config, self.work.image
@@ -186,6 +187,7 @@ class LabelJob:
             "heads": [["labels", "labels"]],
         }
 
+    @property
     def maker(self) -> dict[str, Any]:
         """The code that labels, and numbers the objects of a block alike in all rounds."""
         versions = {name: installed_version(name) for name in NUMBERED_BY}

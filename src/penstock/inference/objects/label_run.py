@@ -343,4 +343,4 @@ def _is_gone(labelling: LabelJob, journal: Journal) -> bool:
 
 
 def _journal(labelling: LabelJob, *, resume: bool) -> Journal:
-    return Journal.open(labelling.folder, labelling.fingerprint(), labelling.maker(), resume=resume)
+    return Journal.open(labelling.folder, labelling.fingerprint, labelling.maker, resume=resume)
