@@ -62,6 +62,7 @@ class Job:
     size: int
     model: str = ""
     patch: int = 64
+    """0 for the patch and the overlap that Penstock chooses."""
     overlap: int = 10
     batch: int | None = None
     """Patches in one forward; None is Penstock's default."""
@@ -252,10 +253,11 @@ def plan(job: Job) -> dict[str, Any]:
 
     parser = argparse.ArgumentParser()
     add_flags(parser, InferConfig)
-    planned = Inference(from_flags(InferConfig, parser.parse_args(_flags(job)))).plan
+    opened = Inference(from_flags(InferConfig, parser.parse_args(_flags(job))))
+    planned = opened.plan
     return {
         "num_patches": planned.num_patches,
-        "batch": planned.batch,
+        "batch": opened.net.batch,
         "patch_amplification": planned.patch_amplification,
         "read_planned": (planned.read_bytes + planned.statistics_bytes) / planned.input_bytes,
         "statistics_passes": planned.statistics_bytes / planned.input_bytes,
@@ -268,12 +270,12 @@ def _flags(job: Job) -> list[str]:
         "--in-spec": json.dumps(spec(job.input, job.size)),
         "--out-spec": json.dumps(spec(job.output, job.size, create=True)),
         "--model-type": f"{Path(__file__).with_name('models.py')}:{job.model}",
-        "--patch": str(job.patch),
-        "--overlap": str(job.overlap),
         "--normalize": job.normalize,
         "--head-kind": "intensity",  # an untrained net may look like one of probabilities
         "--devices": "cpu",
     }
+    if job.patch:
+        flags |= {"--patch": str(job.patch), "--overlap": str(job.overlap)}
     if job.batch is not None:
         flags["--batch"] = str(job.batch)
     return [word for pair in flags.items() for word in pair]
