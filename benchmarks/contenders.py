@@ -170,7 +170,7 @@ def forward(job: Job) -> dict[str, Any]:
     scaled to the patches of the plan. It is their mean: a job, too, pays for what disturbs it, and
     is there as long as a job.
     """
-    from penstock.cli.infer import one_heap
+    from penstock.base import one_heap
 
     one_heap()  # as the command does for itself: a limit that takes its memory anew is none
     import torch
@@ -307,7 +307,7 @@ def to_counts(values: np.ndarray, lower: float, scale: float) -> np.ndarray:
 def monai(job: Job) -> dict[str, Any]:
     """`sliding_window_inference` over the volume in memory, read and written by TensorStore."""
     import torch
-    from monai.inferers import sliding_window_inference
+    from monai.inferers.utils import sliding_window_inference
 
     import models
 
