@@ -93,6 +93,7 @@ from .stores.protocols import Source as Source
 from .stores.protocols import in_words as in_words
 from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
+from .stores.protocols import refuse_overlap as refuse_overlap
 from .stores.pyramid import add_levels as add_levels
 from .stores.pyramid import add_windows as add_windows
 from .stores.pyramid import begin_first_level as begin_first_level

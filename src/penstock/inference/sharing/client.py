@@ -270,7 +270,7 @@ class _Client:
         planned, skipped, voxels = plan.num_blocks, journal.skipped, plan.voxels - before
         each = summaries_of(journal.folder, f"*-{self.order.topic}")
         return replace(
-            merged(each, seconds, planned, self.workers.notes("share")),
+            merged(each, seconds, planned, plan.facts.cores, self.workers.notes("share")),
             # From the logs, as workers that died did not report their last blocks.
             blocks_written=planned - skipped,
             blocks_skipped=skipped,
