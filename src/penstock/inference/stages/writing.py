@@ -14,7 +14,7 @@ from ..lanes.values import cast
 from ..run_folder.block_log import digest_of
 from ..run_folder.names import LOG_FILE
 from ..tiling.stitch import Block
-from .first_level import FirstLevel
+from .output_levels import FirstLevel
 from .run import Run
 
 

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..charts.chart import document_of, thinned
 from ..content import Report
-from ..html import html_page
 from ..loopback import LoopbackHandler, LoopbackServer
+from ..page import html_page
 from ..places import places_of
 from .catalogue import Catalogue
 from .shown_run import RunCurve, RunDetails, ShownRun, unit_of, words_of
