@@ -13,8 +13,8 @@ import pytest
 
 from penstock.base import BenchModelConfig, PenstockError, UsageError, build
 from penstock.bench.launch import on_cluster, supervisor
-from penstock.bench.launch.launcher import Launch
 from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
+from penstock.bench.launch.sweep import Launch
 from penstock.cli import main
 from penstock.cli.benchmarks import launcher_of
 from penstock.cluster import UnfitWorker

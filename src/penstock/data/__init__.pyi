@@ -35,13 +35,13 @@ from .resampling import Resampling as Resampling
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
-from .scenes.labels import read_labels as read_labels
-from .scenes.labels import read_predictions as read_predictions
-from .scenes.labels import write_predictions as write_predictions
 from .scenes.matching import ImageResult as ImageResult
 from .scenes.matching import coco_ap as coco_ap
 from .scenes.matching import keep_strongest as keep_strongest
 from .scenes.objects import Objects as Objects
+from .scenes.objects import read_labels as read_labels
+from .scenes.objects import read_predictions as read_predictions
+from .scenes.objects import write_predictions as write_predictions
 from .scenes.preprocess import CHIP_LIBRARIES as CHIP_LIBRARIES
 from .scenes.preprocess import Done as Done
 from .scenes.preprocess import check_chips_output as check_chips_output

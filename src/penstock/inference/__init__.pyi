@@ -17,7 +17,7 @@ from .repair import take_off as take_off
 from .run import plan_inference as plan_inference
 from .run import run_inference as run_inference
 from .run import run_job as run_job
-from .run_folder.ending import EndRequest as EndRequest
+from .run_folder.journal import EndRequest as EndRequest
 from .run_folder.names import AMBIGUOUS_FILE as AMBIGUOUS_FILE
 from .run_folder.names import is_label_run as is_label_run
 from .run_folder.reader import RunFolder as RunFolder

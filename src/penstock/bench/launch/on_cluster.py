@@ -102,7 +102,7 @@ class LaunchesOnCluster:
         self._client = workers.token[-8:]
 
     def __call__(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
-        """Run launches; see `launcher`.
+        """Run launches; see `sweep`.
 
         Raises:
             UsageError: no worker can run them with these settings.

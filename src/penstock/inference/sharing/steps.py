@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from ...base import Incomplete, group_by, number_ranges, plural, share_of
 from ..opening.job import Job
 from ..planning.plan import missing_parts, written_in
-from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal, Prepared
+from ..run_folder.journal import EndRequest, Journal, Prepared
 from ..stages.beginning import begun, joined
 from ..stages.output_levels import completed
 from ..stages.pipeline import compute

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...base import SUMMARY_FILE, Incomplete, format_seconds, plural, usable_cores
 from ...data import OutputLock, Sink
 from ..planning.memory import LEVEL_VOXEL_BYTES
-from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal
+from ..run_folder.journal import EndRequest, Journal
 from .remote_job import Runnable
 from .retries import forgoing, patiently
 from .summary import Summary

@@ -13,8 +13,7 @@ from ...models import set_cuda_flags
 from ..lanes.bricks import Computed, Loaded
 from ..lanes.lane import Equipment
 from ..opening.job import Job
-from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal
+from ..run_folder.journal import EndRequest, Journal
 from ..tiling.stitch import Block
 from .output_levels import FirstLevel, first_levels
 from .retries import forgoing
