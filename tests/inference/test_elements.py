@@ -29,9 +29,8 @@ from penstock.inference.run_folder.block_log import (
     lost_line,
     read_lines,
 )
-from penstock.inference.run_folder.folder import Notes
+from penstock.inference.run_folder.folder import LocalFolder, Notes
 from penstock.inference.run_folder.journal import Journal
-from penstock.inference.run_folder.local import LocalFolder
 from penstock.inference.stages.summary import Summary, merged
 from penstock.instruments import StageTotals
 

@@ -16,15 +16,15 @@ from .normalize import MeanAndDeviation as MeanAndDeviation
 from .normalize import Normalisation as Normalisation
 from .normalize import Scaling as Scaling
 from .normalize import normalised as normalised
-from .packed.audit import Audit as Audit
-from .packed.audit import num_shared_samples as num_shared_samples
 from .packed.format import CHECKS as CHECKS
 from .packed.format import DOCUMENT as DOCUMENT
 from .packed.format import UNFINISHED as UNFINISHED
+from .packed.format import Audit as Audit
 from .packed.format import Packed as Packed
 from .packed.format import PackedArray as PackedArray
 from .packed.format import checksum as checksum
 from .packed.format import chunk_names as chunk_names
+from .packed.format import num_shared_samples as num_shared_samples
 from .packed.format import open_dataset as open_dataset
 from .packed.format import open_packed_array as open_packed_array
 from .packed.format import parse_document as parse_document
