@@ -31,9 +31,8 @@ import numpy as np
 
 import readme
 from penstock.base.units import format_seconds
-from penstock.data.scenes.labels import LOW, read_labels, read_predictions
 from penstock.data.scenes.matching import match
-from penstock.data.scenes.objects import Objects
+from penstock.data.scenes.objects import LOW, Objects, read_labels, read_predictions
 from penstock.data.scenes.scene import Scene
 from penstock.instruments import environment
 from penstock.reports.charts.chart import Axis, Figure, Panel, Series

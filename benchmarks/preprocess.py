@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 import readme
-from penstock.data.scenes.labels import read_labels
+from penstock.data.scenes.objects import read_labels
 from penstock.data.scenes.preprocess import preprocess_scenes
 from penstock.data.scenes.scene import CHANNELS, scene_folders
 from penstock.data.scenes.synthetic import write_data_set

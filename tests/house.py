@@ -33,12 +33,12 @@ HEAVY_ROOMS = frozenset(
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
     inference/opening/seam_error.py inference/opening/seams.py
     models/probes.py
-    inference/lanes/bricks.py inference/lanes/equipment.py
-    inference/lanes/lane.py inference/lanes/scatter.py
+    inference/lanes/bricks.py
+    inference/lanes/lane.py
     inference/lanes/transfers.py inference/lanes/values.py
     inference/stages/pipeline.py
     inference/stages/reading.py inference/stages/run.py inference/stages/statistics.py
-    inference/stages/watch.py inference/stages/writing.py inference/sharing/steps.py
+    inference/stages/watch.py inference/sharing/steps.py
     inference/repair.py inference/run.py
     training/checkpoint.py training/detecting.py
     training/fabric_plugins.py training/feed.py

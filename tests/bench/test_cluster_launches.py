@@ -13,8 +13,8 @@ import pytest
 
 from penstock.base import BenchModelConfig, PenstockError, UsageError, build
 from penstock.bench.launch import on_cluster, supervisor
-from penstock.bench.launch.launcher import Launch
 from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
+from penstock.bench.launch.sweep import Launch
 from penstock.cli import main
 from penstock.cli.benchmarks import launcher_of
 from penstock.cluster import UnfitWorker
@@ -107,6 +107,8 @@ def test_the_client_keeps_what_workers_bring(tmp_path, here) -> None:
     launches = [
         Launch(f"zoo:{animal}", case, 60.0, 0, order) for order, (animal, case) in enumerate(cases)
     ]
+    draft_of_another_client = tmp_path / ".penstock-0123456789abcdef.part"
+    draft_of_another_client.mkdir()
     with threads_of_this_process() as address:
         config = build(BenchModelConfig, {"cluster": address})
         ledger = Ledger(tmp_path / "ledger")
@@ -129,7 +131,8 @@ def test_the_client_keeps_what_workers_bring(tmp_path, here) -> None:
     assert [brought[n].status for n in range(3)] == ["ok", "ok", "crash"]
     assert [brought[n].order for n in range(3)] == [0, 1, 2]
     assert (tmp_path / "run" / "result").read_text() == "done"
-    assert [path.name for path in tmp_path.iterdir()] == ["run"], "drafts are removed"
+    left = {tmp_path / "run", draft_of_another_client}
+    assert {*tmp_path.iterdir()} == left, "drafts are removed, but not another client's"
 
 
 def test_one_launch_at_a_time_is_made_on_a_host(tmp_path, monkeypatch) -> None:

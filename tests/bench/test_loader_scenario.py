@@ -12,8 +12,7 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios import loader_scenario as measured_by
-from penstock.bench.scenarios.ladder import rung
-from penstock.bench.scenarios.loader_scenario import LoaderScenario, check
+from penstock.bench.scenarios.loader_scenario import LoaderScenario, check, rung
 from penstock.bench.scenarios.sources import Counters
 from penstock.data.packed.format import checksum
 from penstock.instruments import page_cache as pagecache

@@ -16,7 +16,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.data import Packed, open_dataset, write_data_set
 from penstock.data.packed import format
 from penstock.data.packed import write as dataset
-from penstock.data.packed.audit import Audit, Delivery
+from penstock.data.packed.format import Audit, Delivery
 from penstock.data.packed.write import Moments
 
 from .kit import PLAIN, SMALL, read, small_sample, write_small

@@ -11,8 +11,12 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.scenes.labels import PREDICTED_COLUMNS, read_predictions, write_predictions
-from penstock.data.scenes.objects import Objects
+from penstock.data.scenes.objects import (
+    PREDICTED_COLUMNS,
+    Objects,
+    read_predictions,
+    write_predictions,
+)
 from penstock.data.scenes.shoreline import read_shoreline, write_shoreline
 
 from .kit import as_predictions, some_labels

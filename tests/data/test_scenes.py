@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data import CHANNELS, Objects, Scene, channels_of, read_shoreline, scene_folders
-from penstock.data.scenes.labels import COLUMNS, NO_SHORE_KM, read_labels
+from penstock.data.scenes.objects import COLUMNS, NO_SHORE_KM, read_labels
 from penstock.data.scenes.rasters import NODATA, is_missing
 from penstock.data.scenes.synthetic import APART, STRIP, TIFF, SyntheticScene, write_scene
 

@@ -29,9 +29,8 @@ from penstock.inference.run_folder.block_log import (
     lost_line,
     read_lines,
 )
-from penstock.inference.run_folder.folder import Notes
+from penstock.inference.run_folder.folder import LocalFolder, Notes
 from penstock.inference.run_folder.journal import Journal
-from penstock.inference.run_folder.local import LocalFolder
 from penstock.inference.stages.summary import Summary, merged
 from penstock.instruments import StageTotals
 
@@ -178,14 +177,15 @@ def share(voxels: int, seconds: float, **more: Any) -> Summary:
     )  # fmt: skip
 
 
-def test_the_summary_says_how_evenly_processes_worked(monkeypatch) -> None:
-    monkeypatch.setattr("penstock.inference.stages.summary.usable_cores", lambda: 64)
+def test_the_summary_says_how_evenly_processes_worked() -> None:
     speeds = {"a": share(10_000_000, 10.0), "b": share(8_000_000, 10.0), "c": share(0, 10.0)}
-    assert "Workers: 3, 0.80 to 1.00 Mvox/s each while at work" in merged(speeds, 10.0, 9).lines()
+    assert (
+        "Workers: 3, 0.80 to 1.00 Mvox/s each while at work" in merged(speeds, 10.0, 9, 64).lines()
+    )
     forward = {"forward": StageTotals(5.0, 5.0, 3, 1)}
     each = {name: share(1000, 10.0, stages=forward) for name in "abc"}
-    assert "1.0 of 64 cores of each worker were in use" in merged(each, 10.0, 9).bound_by
-    assert "1.0 of 64 cores were in use" in merged({"a": each["a"]}, 10.0, 9).bound_by
+    assert "1.0 of 64 cores of each worker were in use" in merged(each, 10.0, 9, 64).bound_by
+    assert "1.0 of 64 cores were in use" in merged({"a": each["a"]}, 10.0, 9, 64).bound_by
 
 
 def test_a_summary_that_cannot_be_saved_hides_no_error(monkeypatch, capsys) -> None:
@@ -217,7 +217,7 @@ def test_elements_that_were_killed_after_their_last_block_are_finished(capsys) -
 
 def test_a_run_of_which_no_process_left_its_times_has_a_summary() -> None:
     """All were killed between their last block and their summary."""
-    said = "\n".join(merged({}, 0.0, 9).lines())
+    said = "\n".join(merged({}, 0.0, 9, 2).lines())
     assert "Blocks written: 0 of 9 planned, 9 by an earlier run" in said
     assert "Total time" not in said and "nan" not in said
 

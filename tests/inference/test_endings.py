@@ -22,8 +22,8 @@ from penstock.cli import main
 from penstock.data.stores.in_memory import MemorySink
 from penstock.inference import RunLook
 from penstock.inference import run as infer
-from penstock.inference.run_folder import ending
 from penstock.inference.run_folder.folder import Notes
+from penstock.inference.run_folder.journal import EndRequest
 from penstock.inference.stages import retries, watch
 from penstock.inference.stages.watch import Watchdog
 from penstock.instruments import Clock
@@ -110,7 +110,7 @@ def test_what_takes_longer_than_the_grace_is_left(tmp_path, monkeypatch) -> None
 
 
 def test_a_request_before_the_first_block_reads_none(tmp_path) -> None:
-    started_job, request = job(tmp_path, normalize="global"), ending.EndRequest()
+    started_job, request = job(tmp_path, normalize="global"), EndRequest()
     request.ask("SIGTERM")
     with pytest.raises(Incomplete, match=r"SIGTERM ended the job; run again with --resume$"):
         infer.run_job(started_job, request=request)
@@ -118,7 +118,7 @@ def test_a_request_before_the_first_block_reads_none(tmp_path) -> None:
 
 
 def test_a_request_after_the_last_block_ends_nothing(tmp_path) -> None:
-    request = ending.EndRequest()
+    request = EndRequest()
 
     def ask(progress: penstock.Progress) -> None:
         if progress.blocks_done == progress.blocks_planned:

@@ -306,7 +306,7 @@ def test_the_image_of_a_table_is_not_overwritten(tmp_path) -> None:
     mask = np.ones((3, 3, 3), bool)
     label(tmp_path, mask)
     asked = {"table": tmp_path / "t.csv", "intensity": str(tmp_path / "out.zarr")}
-    with pytest.raises(UsageError, match="is the image of --intensity, or lies in it"):
+    with pytest.raises(UsageError, match="is the image of --intensity, or one lies in the other"):
         label(tmp_path, ~mask, **asked)
     labels = open_source(str(tmp_path / "out.zarr"))
     assert labels.read(labels.domain).all()

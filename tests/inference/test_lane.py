@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock.base import InferConfig, StageError, build
 from penstock.data.stores.lock import OutputLock
 from penstock.inference import Job, run_job
-from penstock.inference.lanes import equipment, scatter, transfers
-from penstock.inference.lanes.bricks import Computed, Loaded
-from penstock.inference.lanes.equipment import Forward
-from penstock.inference.lanes.lane import Lane
-from penstock.inference.lanes.scatter import PatchScatter
+from penstock.inference.lanes import bricks as bricks_room
+from penstock.inference.lanes import lane as lane_room
+from penstock.inference.lanes import transfers
+from penstock.inference.lanes.bricks import Computed, Loaded, PatchScatter
+from penstock.inference.lanes.lane import Forward, Lane
 from penstock.inference.lanes.transfers import GpuClock, Transfers
 from penstock.inference.planning import cuts
 from penstock.inference.run_folder.journal import Journal
@@ -330,7 +330,7 @@ def test_bricks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(mon
     begun = started(arange(FOUR))
     asked: list[int] = []
     monkeypatch.setattr(
-        equipment, "pinned", lambda nbytes: asked.append(nbytes) or np.empty(nbytes, np.uint8)
+        lane_room, "pinned", lambda nbytes: asked.append(nbytes) or np.empty(nbytes, np.uint8)
     )
     assert Queues(begun.job).equipment.read_pool.take((8,), np.dtype("uint8")).base is not None
     assert asked == [], "not on a CPU"
@@ -350,7 +350,7 @@ def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(monkeypatch)
             made.append(device)
             super().__init__(device, job)
 
-    monkeypatch.setattr(equipment, "Forward", Counted)
+    monkeypatch.setattr(lane_room, "Forward", Counted)
     begun = started(arange((32, 16, 16)), block=16, workers=2, parts=2)
     run = Run(begun.job, begun.journal, OutputLock())
     first = run.queues.equipment
@@ -405,14 +405,14 @@ def test_alike_patches_at_once_give_the_bits_of_each_alone(seam, normalize, one_
 
 def test_weights_go_to_a_device_once_and_with_their_lane(monkeypatch) -> None:
     made: list[weakref.ref[Tensor]] = []
-    weights_on = scatter._weights_on
+    weights_on = bricks_room._weights_on
 
     def noted(*args: Any) -> Tensor:
         weights = weights_on(*args)
         made.append(weakref.ref(weights))
         return weights
 
-    monkeypatch.setattr(scatter, "_weights_on", noted)
+    monkeypatch.setattr(bricks_room, "_weights_on", noted)
     begun = started(np.zeros((26, 26, 26), "float32"), seam_mode="blend")
     one = lane_of(begun)
     assert list(through(begun, one))

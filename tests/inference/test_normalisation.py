@@ -53,6 +53,20 @@ def test_a_default_never_depends_on_the_block() -> None:
     assert (result(normalize="global")[0] == whole).all()
 
 
+@pytest.mark.parametrize("rows", [32, 16])
+def test_percentiles_may_be_those_of_a_coarse_level(tmp_path, rows: int) -> None:
+    np.save(tmp_path / "a.npy", RAMP)
+    source = str(tmp_path / "a.ome.zarr")
+    assert main(["convert", str(tmp_path / "a.npy"), source, "--levels", "2"]) == 0
+    level = RAMP.reshape(4, 2, 16, 2, 16, 2).mean(axis=(1, 3, 5)).round()[:, : rows // 2]
+    out = np.zeros(RAMP.shape, "float32")
+    box = {} if rows == 32 else {"box": ["0:8", f"0:{rows}", "0:32"]}
+    knobs: dict[str, Any] = {"patch": (8, 16, 16), "overlap": 2, "devices": "cpu"}
+    penstock.run_inference(source, out, model=Shift(), norm_level=1, **box, **knobs)
+    lower, upper = np.percentile(level, [0.5, 99.9])
+    np.testing.assert_allclose(out[:, :rows], RAMP[:, :rows] + (upper - lower), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("mode", "said"), [("none", "beyond 3.4e38"), ("global", "beyond"), ("zscore", "no float64")]
 )

@@ -31,8 +31,7 @@ from penstock.inference.opening.job import Job
 from penstock.inference.run_folder.journal import Journal
 from penstock.inference.stages import output_levels
 from penstock.inference.stages.beginning import begun
-from penstock.inference.stages.first_level import FirstLevel
-from penstock.inference.stages.output_levels import completed
+from penstock.inference.stages.output_levels import FirstLevel, completed
 from penstock.inference.stages.pipeline import compute
 from penstock.inference.stages.run import Run
 

@@ -254,7 +254,7 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
     ("step", "before"),
     paired(
         [
-            "inference.run_folder.local.LogFile.begin",  # the first that changes anything
+            "inference.run_folder.folder.LogFile.begin",  # the first that changes anything
             "data.stores.lock.OutputLock.name",
             "data.stores.tensorstore.TensorStoreSink.create",
         ],

@@ -24,9 +24,8 @@ from penstock.data import OutputLock, indices
 from penstock.inference import EndRequest, Job
 from penstock.inference.opening import identity
 from penstock.inference.planning import cuts
-from penstock.inference.run_folder.folder import folder_at
+from penstock.inference.run_folder.folder import LogFile, folder_at
 from penstock.inference.run_folder.journal import Journal, Prepared
-from penstock.inference.run_folder.local import LogFile
 from penstock.inference.sharing import on_worker as worker_side
 from penstock.inference.sharing.on_worker import JobOrder, compute_share_of, count_share_of
 from penstock.inference.stages import statistics

@@ -19,8 +19,8 @@ import penstock
 from penstock.cli import main
 from penstock.inference import RunLook, open_run
 from penstock.inference import verify as verify_room
+from penstock.inference.run_folder.folder import LocalFolder, LogFile
 from penstock.inference.run_folder.journal import Journal
-from penstock.inference.run_folder.local import LocalFolder, LogFile
 
 from ..parameters import mainly
 from .faulty_s3 import Door, write_model
@@ -223,7 +223,7 @@ def test_damage_is_found_and_the_command_that_is_named_mends_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "step", mainly(["run_folder.local.LocalFolder.forget", "repair.run_job"], 0)
+    "step", mainly(["run_folder.folder.LocalFolder.forget", "repair.run_job"], 0)
 )
 def test_a_repair_that_was_killed_is_done_by_the_next(step: str, tmp_path, monkeypatch) -> None:
     """After damaged chunks were emptied, and after their blocks were taken off the list."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.reports.content import Report, json_page
-from penstock.reports.html import html_page
+from penstock.reports.page import html_page
 
 HOSTILE = (
     "<script>alert(1)</script><img src=http://e.vil/x onerror=y>\" ' a|b\x1b[2J\x00\u202e"

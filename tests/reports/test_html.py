@@ -8,7 +8,7 @@ import pytest
 
 from penstock.base.errors import Refused, UsageError
 from penstock.cli import main
-from penstock.reports import Section, html, html_page, report_of_records, write_report
+from penstock.reports import Section, html_page, report_of_records, write_report
 from penstock.reports.content import Chapter, Report, json_page, markdown_page
 
 from .kit import launch, sized, sweep
@@ -95,7 +95,7 @@ def test_the_three_forms_say_the_same(swept: Report, swept_page: Page) -> None:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.slow
 def test_too_many_figures_are_counted_and_left_out(swept: Report, monkeypatch) -> None:
-    monkeypatch.setattr(html, "MOST_FIGURES", 1)
+    monkeypatch.setattr("penstock.reports.page.MOST_FIGURES", 1)
     page = page_of(Report("t", ["v."], [], [*swept.chapters, *swept.chapters]))
     assert sum("data-figure" in attrs for _, attrs in page.elements) == 1
     assert "1 of 1 figures are left out" in page.text

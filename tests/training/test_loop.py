@@ -253,6 +253,15 @@ class NoVal(Spiral):
         super().__init__(config)
         del self.val
 
+class BrokenVal(Spiral):
+    @property
+    def val(self):
+        return self.mispelled
+
+    @val.setter
+    def val(self, samples):
+        pass
+
 class OtherNumbers(Spiral):
     def loss(self, model, batch):
         return super().loss(model, batch)[0], {"train_one": 1.0}
@@ -283,6 +292,14 @@ def test_what_a_workload_of_ones_own_lacks_is_one_sentence(
     assert main(["train", f"{tmp_path / 'own.py'}:{name}", *words]) == 2
     said = capsys.readouterr().err
     assert message in said and f"own.py:{name}" in said and "defect" not in said
+
+
+def test_a_fault_in_a_property_of_a_workload_is_not_its_absence(tmp_path, capsys) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    words = ["--epochs", "1", "--device", "cpu", "--output-dir", str(tmp_path / "run")]
+    assert main(["train", f"{tmp_path / 'own.py'}:BrokenVal", *words]) == 1
+    said = capsys.readouterr().err
+    assert "no attribute 'mispelled'" in said and "has no val" not in said
 
 
 def test_scores_and_metrics_may_be_numbers_of_any_kind(tmp_path) -> None:

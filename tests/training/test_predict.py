@@ -20,7 +20,7 @@ if not all(map(find_spec, ("torchvision", "rasterio", "lightning_fabric", "numco
 from penstock.base import TRAIN_DEFAULTS, PredictConfig, TrainConfig, UsageError, build
 from penstock.cli import main
 from penstock.data import Cut, Objects
-from penstock.data.scenes.labels import PREDICTED_COLUMNS, read_predictions
+from penstock.data.scenes.objects import PREDICTED_COLUMNS, read_predictions
 from penstock.data.scenes.rasters import NODATA
 
 from ..parameters import mainly

@@ -25,7 +25,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,6 +33,7 @@ from ..base import frozen_garbage
 from ..instruments import (
     Clock,
     DevicePhaseTimer,
+    Gpu,
     PhaseTimer,
     StopRule,
     WarmupRule,
@@ -40,9 +41,6 @@ from ..instruments import (
     kernel_memory,
 )
 from .scenarios import Scenario, WrongResult, backend_of
-
-if TYPE_CHECKING:
-    from ..instruments import Gpu
 
 CLOCKS_EVERY_S = 0.5
 """Seconds between readings of a GPU's clocks; a reading takes about a millisecond."""
@@ -218,8 +216,6 @@ class Device:
         self._backend = backend_of(scenario.device)
         if scenario.device.startswith("cuda"):
             import torch
-
-            from ..instruments import Gpu
 
             self._gpu = Gpu(torch.device(scenario.device))
 

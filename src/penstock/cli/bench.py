@@ -78,8 +78,7 @@ from .benchmarks import (
     step_outcome,
     sweep,
 )
-from .drawing import figures_of
-from .progress import say
+from .progress import figures_of, say
 
 KINDS = {
     "model": "a model's memory and throughput over tile size and batch size",

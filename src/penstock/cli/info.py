@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base import UsageError, format_bytes
 from ..data import SeveralArrays, Source, open_source
+from ..models import REGISTRY, package_kind
 
 EXAMPLES = """
 penstock info noisy.ome.zarr
@@ -30,8 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..models import REGISTRY, package_kind
-
     if args.path in REGISTRY or package_kind(args.path) is not None:
         return _show_model(args)
     return _show_array(args)
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_model(args: argparse.Namespace) -> int:
     """Say what a model holds, and whether its test tensors come out. Returns the exit code."""
-    from ..models import load_model, model_lines, package_kind, run_test
+    from ..models import load_model, model_lines, run_test
 
     model = load_model(args.path, untrained=True, trust=args.trust_model)
     print(f"{'model':<9} {package_kind(args.path) or 'of the registry'}")

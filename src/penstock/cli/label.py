@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ..base import LabelConfig, add_flags, from_flags, one_heap, plural
 from ..inference import Cutout, Labelling, LabelSummary
-from .drawing import figures_of, picture
-from .progress import counted_progress, say
+from .progress import counted_progress, figures_of, picture, say
 
 EXAMPLES = """
 penstock label scores.ome.zarr cells.ome.zarr --threshold 0.5 --min-size 20

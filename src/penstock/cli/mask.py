@@ -15,8 +15,8 @@ from ..base import (
     from_flags,
 )
 from ..data import CoarseView, SampleMask, coarse_view, mask_sink, sample_mask, write_mask
-from .drawing import figures_of, picture
 from .info import infer_line
+from .progress import figures_of, picture
 
 EXAMPLES = """
 penstock mask brain.ome.zarr mask.ome.zarr

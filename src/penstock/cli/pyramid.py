@@ -9,14 +9,11 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-from typing import TYPE_CHECKING
 
 from ..base import InferConfig, UsageError, add_flags, usable_cores
+from ..data import LevelBelow, OutputLock, Rule, levels_below, open_source, open_written
 from . import convert
 from .progress import counted_progress, say
-
-if TYPE_CHECKING:
-    from ..data import LevelBelow, Rule
 
 EXAMPLES = """
 penstock pyramid denoised.ome.zarr                       # until y and x have at most 256 voxels
@@ -59,8 +56,6 @@ def _write_beside(args: argparse.Namespace) -> int:
 
 
 def _add_in_place(args: argparse.Namespace) -> int:
-    from ..data import open_source
-
     given = vars(args)
     if args.levels is not None and args.levels < 1:
         raise UsageError(f"--levels {args.levels}: an image has 1 or more")
@@ -84,14 +79,7 @@ def make_levels(
     take_over: bool = False, name: str = "PATH",
 ) -> list[LevelBelow]:  # fmt: skip
     """Make levels of an image, and windows, while no run writes it. See `add_levels`."""
-    from ..data import (
-        OutputLock,
-        add_levels,
-        add_windows,
-        levels_below,
-        open_source,
-        open_written,
-    )
+    from ..data import add_levels, add_windows
 
     first = open_source(path, raw=True, name=name)
     levels = levels_below(first.domain.shape, first.scale, count)

@@ -47,8 +47,7 @@ from ..scaling import (
     summary_table,
     with_several,
 )
-from .drawing import figures_of
-from .progress import say
+from .progress import figures_of, say
 
 SIMULATE = "simulate"
 KNOBS = {

@@ -58,8 +58,7 @@ from .benchmarks import (
     print_written,
     shown_launches,
 )
-from .drawing import figures_of
-from .progress import say
+from .progress import figures_of, say
 
 KINDS = {
     "preprocess": "cut scenes into chips, like penstock preprocess",

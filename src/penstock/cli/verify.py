@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base import (
     UsageError,
@@ -23,11 +23,18 @@ from ..base import (
     write_output,
 )
 from ..data import no_block_again
+from ..inference import (
+    Finding,
+    Kind,
+    Proof,
+    Recomputed,
+    RunFolder,
+    is_label_run,
+    open_run,
+    verify_run,
+)
 from ..models import REGISTRY, check_model_name
 from .progress import counted_progress
-
-if TYPE_CHECKING:
-    from ..inference import Finding, Kind, Proof, Recomputed, RunFolder
 
 KINDS: tuple[Kind, ...] = ("damaged", "different", "missing")
 SHOWN = 10
@@ -60,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(VerifyConfig, args)
     run, proof = proven(args, config)
     if proof.bad and config.forget:
-        from ..inference import take_off
+        from ..inference import take_off  # it loads torch
 
         print(f"{plural(take_off(run, proof), 'block')} taken off the list of the run")
     if proof.bad:
@@ -75,8 +82,6 @@ def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, P
     if isinstance(config.run_dir, Path):
         check_local(config.run_dir, "--run-dir")
     one_heap()
-    from ..inference import open_run, verify_run
-
     run = open_run(args.output, config.run_dir)
     check_outputs(("--json", args.json), replace=config.overwrite, inputs=[Path(run.folder.place)])
     with counted_progress(run.num_blocks, "blocks", "verifying") as progress:
@@ -178,8 +183,6 @@ def _finding(run: RunFolder, finding: Finding) -> dict[str, Any]:
 
 def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
     """A sentence with the command that makes the bad blocks again."""
-    from ..inference import is_label_run
-
     for stored in run.outputs:
         if stored.written.is_file:
             return no_block_again(stored.written.name)

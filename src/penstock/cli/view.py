@@ -21,8 +21,8 @@ from ..base import (
 )
 from ..data import Box, Grid, open_source
 from ..reports import serve_stores
-from .drawing import picture
 from .info import levels_below
+from .progress import picture
 
 EXAMPLES = """
 penstock view noisy.ome.zarr

@@ -22,7 +22,7 @@ from .box import Box, Grid
 from .levels import SMALLEST, levels_below
 from .stores.in_memory import open_array_source
 from .stores.open import open_sink, open_source
-from .stores.protocols import Sink, Source, in_words, overlap
+from .stores.protocols import Sink, Source, in_words, refuse_overlap
 from .volumes import create_anew
 
 _MOST = 2**28
@@ -266,8 +266,7 @@ def mask_sink(path: str, view: CoarseView, *, overwrite: bool, name: str = "OUT"
     sink = open_sink(
         path, domain=like.domain, dtype=np.dtype("uint8"), like=like, overwrite=overwrite, name=name
     )
-    if overlap(view.source, sink):
-        raise UsageError(f"{name} {path}: is the input, or lies in it; give another place")
+    refuse_overlap(name, sink, {"the input": view.source})
     return sink
 
 

@@ -10,7 +10,6 @@ from .opening.job import Job as Job
 from .opening.seams import reach_of as reach_of
 from .planning.at_scale import scale_lines as scale_lines
 from .planning.plan import Plan as Plan
-from .repair import Recomputed as Recomputed
 from .repair import recompute_blocks as recompute_blocks
 from .repair import repair_run as repair_run
 from .repair import sample as sample
@@ -18,7 +17,7 @@ from .repair import take_off as take_off
 from .run import plan_inference as plan_inference
 from .run import run_inference as run_inference
 from .run import run_job as run_job
-from .run_folder.ending import EndRequest as EndRequest
+from .run_folder.journal import EndRequest as EndRequest
 from .run_folder.names import AMBIGUOUS_FILE as AMBIGUOUS_FILE
 from .run_folder.names import is_label_run as is_label_run
 from .run_folder.reader import RunFolder as RunFolder
@@ -36,4 +35,5 @@ from .tiling.exact import least_overlap as least_overlap
 from .verify import Finding as Finding
 from .verify import Kind as Kind
 from .verify import Proof as Proof
+from .verify import Recomputed as Recomputed
 from .verify import verify_run as verify_run

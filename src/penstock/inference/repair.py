@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from ..base import (
@@ -36,7 +36,7 @@ from .stages.pipeline import compute
 from .stages.run import Run
 from .stages.statistics import find_scalings
 from .stages.summary import Progress, Summary
-from .verify import Finding, Proof
+from .verify import Finding, Proof, Recomputed
 
 _OF_ONE_START = frozenset(
     "overwrite resume take_over trace metrics_json "
@@ -45,21 +45,6 @@ _OF_ONE_START = frozenset(
 """Settings of a run that do not change its voxels."""
 _OF_DEVICES = ("devices", "arithmetic")
 """Facts of a job that depend on its devices."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputed:
-    """The blocks that were computed anew, and how they compare."""
-
-    sampled: int
-    population: int
-    """Number of blocks from which the sample was drawn."""
-    findings: list[Finding]
-
-    @property
-    def equal(self) -> int:
-        """Blocks that have the same bits in all outputs."""
-        return self.sampled - len({finding.key for finding in self.findings})
 
 
 def reopened(run: RunFolder, config: VerifyConfig, *, take_over: bool = False) -> Job:

@@ -11,7 +11,7 @@ from typing import Any
 from ..base import InferConfig, build, modes_kept, names_parameters
 from .opening.job import Job
 from .planning.plan import Plan
-from .run_folder.ending import EndRequest
+from .run_folder.journal import EndRequest
 from .stages.beginning import begun
 from .stages.output_levels import completed
 from .stages.pipeline import compute

@@ -55,6 +55,21 @@ class Proof:
         return {finding.key for finding in self.findings}
 
 
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """The blocks that were computed anew, and how they compare."""
+
+    sampled: int
+    population: int
+    """Number of blocks from which the sample was drawn."""
+    findings: list[Finding]
+
+    @property
+    def equal(self) -> int:
+        """Blocks that have the same bits in all outputs."""
+        return self.sampled - len({finding.key for finding in self.findings})
+
+
 def verify_run(
     run: RunFolder,
     readers: int,

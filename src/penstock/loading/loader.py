@@ -36,8 +36,7 @@ from ..base import (
     usable_cores,
 )
 from ..data import check_not_packed
-from .arguments import selection_of, stacks_of
-from .batch import Batch, BatchLayout, Transform
+from .batch import Batch, BatchLayout, Transform, selection_of, stacks_of
 from .engines.choose import open_engine
 from .engines.engine import EngineKnobs, locate
 from .fields import Field

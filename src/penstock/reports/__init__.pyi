@@ -16,7 +16,6 @@ from .content import Report as Report
 from .content import clipped as clipped
 from .content import markdown_page as markdown_page
 from .content import shown as shown
-from .html import html_page as html_page
 from .launches import launches_named as launches_named
 from .launches import launches_of as launches_of
 from .ledger_report import plot_records as plot_records
@@ -31,6 +30,7 @@ from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import append_csv as append_csv
 from .page import check_csv as check_csv
 from .page import check_report as check_report
+from .page import html_page as html_page
 from .page import write_report as write_report
 from .places import LOG_SUFFIXES as LOG_SUFFIXES
 from .places import TRACKER_SUFFIXES as TRACKER_SUFFIXES

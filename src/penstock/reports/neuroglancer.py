@@ -11,13 +11,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from ..data import AXES, METERS, Source, open_source
 from .loopback import HOST, LoopbackHandler, LoopbackServer
-
-if TYPE_CHECKING:
-    from ..data import Source
 
 _PIECE = 2**20
 """The most bytes of a file that are in memory for a request."""
@@ -37,8 +35,6 @@ def serve_stores(
     Raises:
         UsageError: One is no such store, there is no such port, or it is taken.
     """
-    from ..data import open_source
-
     with _StoreServer(_FileHandler, port) as server:
         sources = [open_source(str(store), name="PATH") for store in stores]
         layers = [_layer(store, source) for store, source in zip(stores, sources, strict=True)]
@@ -68,8 +64,6 @@ def _layer(store: Path, source: Source) -> dict[str, Any]:
 
 def _dimensions(source: Source) -> dict[str, Any]:
     """The size of a voxel by axis, in metres where its unit is a length."""
-    from ..data import AXES, METERS
-
     dimensions = {}
     for axis, size, unit in zip(AXES, source.scale or (1.0,) * 5, source.units, strict=True):
         if axis in source.axes and axis in "zyx":

@@ -11,7 +11,7 @@ from typing import Any
 from ...base import BenchLoaderConfig, BenchQueueConfig, UsageError
 from ...instruments import Record
 from ...loading import CONTENDERS
-from ..launch.launcher import Launcher, ask_worker, in_turn
+from ..launch.sweep import Launcher, ask_worker, in_turn
 
 Case = dict[str, Any]
 RUNGS = ("L1", "L2", "L3", "L4", "L5")

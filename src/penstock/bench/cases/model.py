@@ -9,7 +9,7 @@ from typing import Any
 from ...base import BenchModelConfig, Refused, UsageError, canonical, format_bytes
 from ...data import is_file
 from ...instruments import Ledger, Record, case_key
-from ..launch.launcher import Launcher, ask_worker, in_turn
+from ..launch.sweep import Launcher, ask_worker, in_turn
 
 Case = dict[str, Any]
 Facts = dict[str, Any]

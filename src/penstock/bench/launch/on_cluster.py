@@ -34,7 +34,6 @@ from ...base import (
     PenstockError,
     UsageError,
     absolute,
-    is_draft,
     lock_file,
     read_json,
     scrubbed,
@@ -76,6 +75,8 @@ class RemoteLaunch:
     variables: Mapping[str, str]
     kind: Kind | None
     """The kind of the first worker; None before it has answered."""
+    client: str = ""
+    """Eight digits, with which the names of drafts begin that are for this client."""
 
 
 class LaunchesOnCluster:
@@ -98,9 +99,10 @@ class LaunchesOnCluster:
         self._variables = {name: variables[name] for name in OF_WORKERS & variables.keys()}
         self._kind: Kind | None = None
         self._parents: set[Path] = set()
+        self._client = workers.token[-8:]
 
     def __call__(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
-        """Run launches; see `launcher`.
+        """Run launches; see `sweep`.
 
         Raises:
             UsageError: no worker can run them with these settings.
@@ -120,9 +122,9 @@ class LaunchesOnCluster:
                 yield launch, record
         finally:
             for parent in self._parents:
-                for path in parent.glob(".penstock-*.part"):
-                    if is_draft(path.name):
-                        shutil.rmtree(path, ignore_errors=True)
+                # Of launches that were given up. Another client may have drafts beside them.
+                for path in parent.glob(f".penstock-{self._client}*.part"):
+                    shutil.rmtree(path, ignore_errors=True)
 
     def like(self, records: Iterable[Record]) -> None:
         """Take only workers of the kind that measured these records."""
@@ -139,7 +141,7 @@ class LaunchesOnCluster:
             parent = absolute(launch.case[OUT]).parent
             self._parents.add(parent)
             needs = (*needs, parent)
-        return RemoteLaunch(launch, needs, self._folder, self._variables, self._kind)
+        return RemoteLaunch(launch, needs, self._folder, self._variables, self._kind, self._client)
 
 
 def kind_of(environment: Mapping[str, Any]) -> Kind | None:
@@ -261,7 +263,8 @@ def launch_here(
     launch, draft = work.launch, None
     case = launch.case
     if OUT in case:
-        draft = str(absolute(case[OUT]).parent / f".penstock-{secrets.token_hex(8)}.part")
+        name = f".penstock-{work.client}{secrets.token_hex(4)}.part"  # as `is_draft` knows them
+        draft = str(absolute(case[OUT]).parent / name)
         launch = replace(launch, case={**case, OUT: draft})
     mine = {name: text for name, text in os.environ.items() if name not in OF_WORKERS}
     place = LaunchPlace(

@@ -1,4 +1,7 @@
-"""A sweep: runs every case several times, each time in a fresh process, in a fair order.
+"""Launchers, and sweeps: every case several times, each time in a fresh process, in a fair order.
+
+A launcher takes launches one by one when it can run them, and yields each with its record when it
+ends: in this process one after the other, or on a cluster.
 
 The launches of a case are spread over the whole sweep, one in each round of all cases, so that a
 machine that gets warm or busy affects all cases alike. Within a round the cases are shuffled by the
@@ -22,13 +25,58 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...base import PenstockError, UsageError
 from ...instruments import Ledger, Record, case_key
-from .launcher import Launcher, in_turn
+from . import supervisor
 from .request import Launch
+
+Launcher = Callable[[Iterable[Launch]], Iterator[tuple[Launch, Record]]]
+
+
+def in_turn(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
+    """Run launches one after the other on this machine."""
+    for launch in launches:
+        yield launch, supervisor.run_launch(launch)
+
+
+def ask_worker(
+    scenario: str,
+    case: Mapping[str, Any],
+    timeout_s: float,
+    launcher: Launcher = in_turn,
+    *,
+    may_fail: bool = False,
+) -> Record:
+    """Check a case in a fresh process, without a measurement.
+
+    Args:
+        scenario: the name of the scenario.
+        case: its knobs.
+        timeout_s: the seconds that the process may take.
+        launcher: runs the process.
+        may_fail: whether to return a valid case that cannot be measured as a failed record, instead
+            of raising.
+
+    Returns:
+        A record with the resolved case and its facts.
+
+    Raises:
+        UsageError: the case is not valid; its message is that of the process.
+        PenstockError: the case cannot be measured; its message is that of the failure.
+    """
+    ((_, answer),) = launcher([Launch(scenario, case, timeout_s, task="check")])
+    if answer.error is None:
+        return answer
+    if answer.status == "unsupported":
+        raise UsageError(answer.error.message)
+    if may_fail:
+        return answer
+    raise PenstockError(answer.error.message)
+
 
 LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
 """Launches of each case by effort. A case with one launch is not compared."""

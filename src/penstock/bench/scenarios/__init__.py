@@ -23,7 +23,7 @@ Work = Mapping[str, float]
 SCENARIOS = {
     "model": "penstock.bench.scenarios.model:ModelScenario",
     "loader": "penstock.bench.scenarios.loader_scenario:LoaderScenario",
-    "ladder": "penstock.bench.scenarios.ladder:rung",
+    "ladder": "penstock.bench.scenarios.loader_scenario:rung",
     "queue": "penstock.bench.scenarios.queue:QueueScenario",
     "infer": "penstock.bench.scenarios.infer_scenario:InferScenario",
     "train": "penstock.bench.scenarios.train_scenario:TrainScenario",

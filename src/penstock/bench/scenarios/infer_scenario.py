@@ -22,15 +22,12 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...base import InferConfig, build, one_heap
 from ...data import Box
-from ...inference import Job, run_job
+from ...inference import Job, Plan, run_job
 from . import Phase, Work
-
-if TYPE_CHECKING:
-    from ...inference import Plan
 
 _MOST_GROWTH = 8
 """Most times as many patches as in the run before, whose time was mostly that of its start."""

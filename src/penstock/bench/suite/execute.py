@@ -48,9 +48,8 @@ from ...instruments import (
     phases_of_ranks,
 )
 from ...training import TRAIN_LOCK, TRAINS
-from ..launch.launcher import Launcher, in_turn
 from ..launch.request import Launch, series_rules
-from ..launch.sweep import LAUNCHES, SweepStep, run_sweep
+from ..launch.sweep import LAUNCHES, Launcher, SweepStep, in_turn, run_sweep
 from .preset import SuitePreset
 
 SUITE_SYSTEM, SUITE_REPORT = "system_info.json", "benchmark_report"

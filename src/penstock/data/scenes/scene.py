@@ -6,7 +6,7 @@
                                  owiWindSpeed.tif, owiWindDirection.tif, ...
     ROOT/validation/590dd08f71056cacv/...
     ROOT/05bc615a9b0e1159t_shoreline.npy            contours of (row, column), see `shoreline`
-    train.csv                                       a point for each object, see `labels`
+    train.csv                                       a point for each object, see `objects`
 
 A `Scene` reads windows: its 655 megapixels are never in memory at once.
 """

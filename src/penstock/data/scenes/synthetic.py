@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require, system_errors
 from ..packed.data_folder import check_room, check_strangers, names_to_replace, remove
-from .labels import COLUMNS, NO_SHORE_KM
+from .objects import COLUMNS, NO_SHORE_KM
 from .rasters import NODATA, FloatArray
 from .scene import COARSE_M, PIXEL_M
 from .shoreline import shoreline_path, write_shoreline

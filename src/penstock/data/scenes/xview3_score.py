@@ -42,9 +42,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, XView3Rules, require
-from .labels import LOW
 from .matching import Counts, Indices, match
-from .objects import NO, UNKNOWN, YES, Objects
+from .objects import LOW, NO, UNKNOWN, YES, Objects
 from .scene import PIXEL_M
 
 LONGEST_M = 500.0

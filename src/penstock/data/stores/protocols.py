@@ -235,6 +235,24 @@ def overlap(a: Source | Sink, b: Source | Sink) -> bool:
     return inner.startswith(outer) or outer.startswith(inner)
 
 
+def refuse_overlap(flag: str, sink: Sink, others: Mapping[str, Source | Sink | None]) -> None:
+    """Refuse an output that would touch another array of its command.
+
+    Args:
+        flag: What names the output.
+        sink: The output.
+        others: The other arrays, by what each is; None for one that there is not.
+
+    Raises:
+        UsageError: It is one of them, or one lies in the other.
+    """
+    for what, other in others.items():
+        if other is not None and overlap(other, sink):
+            raise UsageError(
+                f"{flag} {sink.name}: is {what}, or one lies in the other; give another place"
+            )
+
+
 def source_fingerprint(address: str, *facts: Any) -> str:
     """``address`` and a hash of it and of facts that JSON can hold."""
     text = json.dumps(redacted([address, *facts]), sort_keys=True)

@@ -37,7 +37,7 @@ from ...data import (
     file_notes,
     georeference_of,
     in_words,
-    overlap,
+    refuse_overlap,
 )
 from ...instruments import available_memory
 from ..planning.cuts import block_shape
@@ -83,8 +83,7 @@ class LabelJob:
         self.output = partial(output_of, config, self.source, self.domain)
         # The output as it would be if there was none yet.
         self.sink = self.output(config.dtype or "uint32", overwrite=True)
-        if overlap(self.source, self.sink):
-            raise UsageError(f"OUT {self.sink.name}: is the input, or lies in it")
+        refuse_overlap("OUT", self.sink, {"the input": self.source})
         self.folder = config.run_dir or _beside(self.sink)
         if config.run_dir is not None:
             check_folder(self.folder, "--run-dir")
@@ -246,8 +245,7 @@ def _check_image(image: Source | None, config: LabelConfig, source: Source, sink
     """Refuse an image that does not lie over the input, voxel by voxel, or that is the output."""
     if image is None:
         return
-    if overlap(image, sink):
-        raise UsageError(f"OUT {sink.name}: is the image of --intensity, or lies in it")
+    refuse_overlap("OUT", sink, {"the image of --intensity": image})
     ours, theirs = ((s.domain[:1] + s.domain[2:]) for s in (source, image))
     if ours != theirs:
         raise UsageError(

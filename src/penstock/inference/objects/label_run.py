@@ -30,9 +30,8 @@ from ...base import (
 )
 from ...data import OutputLock, flatten, open_source, unflatten
 from ..run_folder.block_log import Key
-from ..run_folder.ending import noting_end
 from ..run_folder.folder import is_complete, read_run
-from ..run_folder.journal import Journal, Prepared
+from ..run_folder.journal import Journal, Prepared, noting_end
 from ..run_folder.names import (
     AMBIGUOUS_FILE,
     HOLES,

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from ...base import HeadKind, InferConfig, UsageError, plural
-from ...data import SAME, Rule, ScaledGrid
+from ...data import SAME, Rule, ScaledGrid, Sink
 
 if TYPE_CHECKING:
-    from ...data import Sink
     from ...models import Head, HeadRecipe, Reduction
 
 Origin = Literal["said", "known", "assumed"]

@@ -48,7 +48,7 @@ from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_default
 from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
 from .net import fit_net, spoilt_masks, with_kinds
 from .outputs import check_own_files, level_bytes, open_outputs, sizes_of_heads
-from .sample import box_of, check_mask_stays, cropped, open_sample
+from .sample import box_of, cropped, open_sample
 from .seam_error import SeamTrial
 from .seams import aligned, fitted, patch_shape, tiled
 from .selection import (
@@ -228,9 +228,9 @@ class Job:
         frame = frame_of_outputs(config, self.input, self.way)
         self.written = frame.domain
         self.outputs = open_outputs(
-            config, frame, self.selected, net.model.in_channels, self.head_facts
-        )
-        check_mask_stays(self.sample, self.sinks)
+            config, frame, self.selected, net.model.in_channels, self.head_facts,
+            mask=None if self.sample is None else self.sample.mask,
+        )  # fmt: skip
         self.heads = plan_heads(
             config, self.head_facts, self.sinks, carrier=str(net.carrier).removeprefix("torch."),
             scalings=len(self.values.each), corner=source.domain.start[2:],

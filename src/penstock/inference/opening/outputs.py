@@ -24,7 +24,7 @@ from ...data import (
     levels_below,
     on_grid,
     open_sink,
-    overlap,
+    refuse_overlap,
 )
 from ...models import model_files
 from ..run_folder.folder import check_outside
@@ -71,12 +71,13 @@ def open_outputs(
     selected: tuple[Sequence[int], Sequence[int]],
     at_once: int,
     heads: Sequence[HeadFacts],
+    mask: Source | None = None,
 ) -> list[Output]:
     """Open an output for each head of the model. Creates nothing.
 
     ``selected`` are the times and channels of the source, ``at_once`` is the number of channels
-    that the model takes. Raises `UsageError` for a sink that cannot take its head, and for two
-    sinks that overlap or whose chunks do not line up.
+    that the model takes. Raises `UsageError` for a sink that cannot take its head, or that overlaps
+    the source, the ``mask`` or another sink, and for sinks whose chunks do not line up.
     """
     times, channels = selected
     outputs: list[Output] = []
@@ -107,10 +108,7 @@ def open_outputs(
             files=True,
             rule=None if config.levels == "none" else head.rule,
         )
-        if overlap(source, sink):
-            itself = sink.address == source.address
-            how = "is the input itself" if itself else "and the input lie inside one another"
-            raise UsageError(f"--out-spec {sink.name} {how}")
+        refuse_overlap("--out-spec", sink, {"the input": source, "the mask of --mask": mask})
         _check_axes(sink, frame.domain, head.written)
         _check_levels(sink, config.levels)
         outputs.append(_output(sink, source.domain, grid, head.written, selected, at_once))
@@ -258,8 +256,7 @@ def _places(
 
 
 def _check_pair(one: Output, other: Output) -> None:
-    if overlap(one.sink, other.sink):
-        raise UsageError(f"--out-spec {one.sink.name} and {other.sink.name} overlap")
+    refuse_overlap("--out-spec", one.sink, {f"the output {other.sink.name}": other.sink})
     for axis, grid in enumerate(other.write_grid):
         if (one.anchor[axis] - other.anchor[axis]) % grid:
             raise UsageError(

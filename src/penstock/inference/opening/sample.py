@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import METERS, Box, Grid, Sink, Source, open_source, overlap
+from ...data import METERS, Box, Grid, Source, open_source
 from ...models import Recipe
 from .selection import Volume, named_range, open_input
 
@@ -258,15 +258,6 @@ def open_sample(config: InferConfig, source: Source, seen: Source) -> SampleRegi
     if config.box is None and config.mask is None and config.skip_below is None:
         return None
     return SampleRegion(config, source, seen)
-
-
-def check_mask_stays(sample: SampleRegion | None, sinks: Sequence[Sink]) -> None:
-    """Raise `UsageError` if an output would replace the mask, which is read meanwhile."""
-    if sample is None or (mask := sample.mask) is None:
-        return
-    for sink in sinks:
-        if overlap(mask, sink):
-            raise UsageError(f"--out-spec {sink.name} and --mask {mask.name} overlap")
 
 
 def cropped(

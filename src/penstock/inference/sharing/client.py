@@ -33,8 +33,7 @@ from ..objects.label_job import NUMBERED_BY
 from ..objects.label_run import LabelSummary
 from ..objects.labelling import Labelling, Show
 from ..planning.plan import Plan, missing_parts, voxels_of, written_in
-from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal, Prepared
+from ..run_folder.journal import EndRequest, Journal, Prepared
 from ..stages.beginning import begun
 from ..stages.output_levels import completed
 from ..stages.remote_job import RemoteJob
@@ -270,7 +269,7 @@ class _Client:
         planned, skipped, voxels = plan.num_blocks, journal.skipped, plan.voxels - before
         each = summaries_of(journal.folder, f"*-{self.order.topic}")
         return replace(
-            merged(each, seconds, planned, self.workers.notes("share")),
+            merged(each, seconds, planned, plan.facts.cores, self.workers.notes("share")),
             # From the logs, as workers that died did not report their last blocks.
             blocks_written=planned - skipped,
             blocks_skipped=skipped,

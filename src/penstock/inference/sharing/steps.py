@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from ...base import Incomplete, group_by, number_ranges, plural, share_of
 from ..opening.job import Job
 from ..planning.plan import missing_parts, written_in
-from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal, Prepared
+from ..run_folder.journal import EndRequest, Journal, Prepared
 from ..stages.beginning import begun, joined
 from ..stages.output_levels import completed
 from ..stages.pipeline import compute
@@ -148,18 +147,19 @@ def _lacking(job: Job, missing: dict[int, int]) -> Incomplete:
 
 def _together(job: Job, journal: Journal) -> Summary:
     """What all elements did, as if they had run side by side."""
-    summaries, planned = summaries_of(journal.folder, "part-*"), job.plan.num_blocks
+    summaries = summaries_of(journal.folder, "part-*")
+    counts = job.plan.num_blocks, job.plan.facts.cores
     each = {
         element: merged(
             {writer: summaries[writer] for writer in starts},
             sum(summaries[writer].seconds for writer in starts),
-            planned,
+            *counts,
         )
         for element, starts in group_by(summaries, lambda name: name.rpartition("-")[0]).items()
     }
     longest = max((summary.seconds for summary in each.values()), default=0.0)
     return merged(
-        each, longest, planned,
+        each, longest, *counts,
         ["The time is that of the slowest element; they may have run one after the other"
          if each else "No element has left its times: each was killed after its last block"],
     )  # fmt: skip

@@ -11,13 +11,11 @@ from ...base import SUMMARY_FILE, Budget, Channel, Flow, cuda_flags_kept, frozen
 from ...data import FilledMask, OutputLock
 from ...models import set_cuda_flags
 from ..lanes.bricks import Computed, Loaded
-from ..lanes.equipment import Equipment
+from ..lanes.lane import Equipment
 from ..opening.job import Job
-from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal
+from ..run_folder.journal import EndRequest, Journal
 from ..tiling.stitch import Block
-from .first_level import FirstLevel
-from .output_levels import first_levels
+from .output_levels import FirstLevel, first_levels
 from .retries import forgoing
 from .watch import Watch
 

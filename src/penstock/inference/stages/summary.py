@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from pydantic import TypeAdapter
 
-from ...base import SUMMARY_FILE, format_bytes, format_seconds, group_by, plural, usable_cores
+from ...base import SUMMARY_FILE, format_bytes, format_seconds, group_by, plural
 from ...data import ChunkCount
 from ...instruments import StageTotals, bottleneck
 from ..opening.heads import Clipped
@@ -205,6 +205,7 @@ def merged(
     each: Mapping[str, Summary],
     seconds: float,
     planned: int,
+    cores: int,
     notes: Sequence[str] = (),
 ) -> Summary:
     """The summary of a job that several processes shared.
@@ -213,6 +214,7 @@ def merged(
         each: What each process did, by its name; none may be missing.
         seconds: How long the job took.
         planned: The blocks of the job.
+        cores: Those that each process may use, as the plan has them: this machine's may be others.
         notes: Sentences for `Summary.notes`.
 
     Returns:
@@ -235,7 +237,7 @@ def merged(
         blocks_planned=planned,
         stages=stages,
         # As if one process had done all, so that cores in use are those of each.
-        bound_by=bottleneck(stages, worked, cpu_seconds, usable_cores(), len(shares)),
+        bound_by=bottleneck(stages, worked, cpu_seconds, cores, len(shares)),
         cpu_seconds=cpu_seconds,
         peak_rss=max(peaks, default=None),
         planned_peak=max((share.planned_peak for share in shares), default=0),

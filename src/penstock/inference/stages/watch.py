@@ -28,8 +28,7 @@ from ...data import ChunkCounter, OutputLock, requests_repeated
 from ...instruments import Clock, Probe, Sampler, StageTotals, bottleneck, export_reference
 from ..opening.heads import Clipped
 from ..opening.job import Job
-from ..run_folder.ending import EndRequest
-from ..run_folder.journal import Journal
+from ..run_folder.journal import EndRequest, Journal
 from ..run_folder.names import METRICS_FILE, RETRIES_FILE, STACKS_FILE
 from ..tiling.parts import Extent
 from .retries import Retries, forgoing, saying_full

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..charts.chart import document_of, thinned
 from ..content import Report
-from ..html import html_page
 from ..loopback import LoopbackHandler, LoopbackServer
+from ..page import html_page
 from ..places import places_of
 from .catalogue import Catalogue
 from .shown_run import RunCurve, RunDetails, ShownRun, unit_of, words_of
@@ -120,7 +120,7 @@ def _document(details: RunDetails, points: int) -> dict[str, Any]:
 
 
 def _curve(curve: RunCurve, points: int) -> dict[str, Any]:
-    at = thinned(curve.values, curve.values, points)
+    at = thinned(curve.values, points)
     columns: Mapping[str, Any] = {"values": curve.values, **curve.places}
     document: dict[str, Any] = {n: document_of(c[at]) for n, c in columns.items()}
     return document | ({"machine": 1} if curve.of_machine else {})

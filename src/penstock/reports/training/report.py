@@ -12,8 +12,7 @@ from ...base import ARGS, RESULTS, STEPS, format_bytes, format_seconds, plural, 
 from ...instruments import median_interval
 from ..content import Chapter, Report
 from ..table import Section, bracket, labels_line, settings_table
-from .fit_files import Steps, TrainingFolder
-from .pictures import training_pictures
+from .fit_files import Steps, TrainingFolder, training_pictures
 
 
 def report_of_training(folder: Path) -> Report:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ...base import TrainConfig, UsageError, blaming, extension_names, find_extension
@@ -160,7 +161,13 @@ def make_workload(name: str, config: TrainConfig) -> Workload:
 def _whole(name: str, workload: Any) -> Workload:
     """The workload, if it has all members that are not optional."""
     members = ("judge", "higher_is_better", "train", "val", "model", "loss", "answers", "scores")
-    if lacking := [member for member in members if not hasattr(workload, member)]:
+    # `hasattr` alone would compute a property, and take a fault in its code for its absence.
+    lacking = [
+        each
+        for each in members
+        if getattr_static(workload, each, None) is None and not hasattr(workload, each)
+    ]
+    if lacking:
         raise UsageError(f"workload {name} has no {', '.join(lacking)}")
     return cast(Workload, workload)
 
