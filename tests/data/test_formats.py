@@ -197,6 +197,38 @@ def _patched(path: Path, at: int, numbers: Array) -> None:
     path.write_bytes(gzip.compress(whole) if packed else whole)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file")  # nibabel, of a header of MGH
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("MGHImage", "v.mgz"), ("MGHImage", "v.mgh"), ("Nifti1Pair", "v.img"),
+        ("Spm99AnalyzeImage", "v.hdr"), ("AnalyzeImage", "v.img"),
+    ],
+)  # fmt: skip
+def test_relatives_of_nifti(kind: str, name: str) -> None:
+    array = np.arange(5 * 37 * 41, dtype="i4").reshape(41, 37, 5)
+    affine = np.diag([0.25, 0.5, 2, 1])
+    affine[:3, 3] = -7, 8, 100
+    image = getattr(nibabel, kind)(array, affine)
+    image.to_filename(name)
+    written = nibabel.load(name)
+    source, made = read(name)
+    assert (made[0, 0] == np.asanyarray(written.dataobj).T).all() and made.dtype == np.int32
+    assert source.scale == (1, 1, 2, 0.5, 0.25) and source.units[2:] == ("millimeter",) * 3
+    if source.affine is None:
+        assert source.translation == (0, 0, *written.affine[2::-1, 3])
+    else:  # of Analyze, which has x the other way
+        assert source.affine == written.affine.tolist()
+    for file in ("v.img", "v.hdr", name):
+        if Path(file).exists():
+            before = open_source(name).fingerprint
+            Path(file).touch()
+            assert open_source(name).fingerprint != before
+    Path(name).with_suffix(".mgz").write_bytes(b"no")
+    refused("v.mgz", "not a readable MGH file")
+
+
 def test_hdf5_that_leads_out_of_its_folder_is_refused() -> None:
     """Numbers in other files, and a view of the array of another file, may be anything's."""
     Path("secret").write_bytes(bytes(range(64)))

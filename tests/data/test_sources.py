@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,6 +123,42 @@ DTYPES = "uint8 int32 uint16 int64 bool float64 int8 uint32 int16 uint64 float32
 
 
 class TestAxesAndDtypes:
+    @pytest.mark.parametrize("build", [build_ome_zarr_04, build_ome_zarr_05])
+    @pytest.mark.parametrize("ending", ["zip", "ozx"])
+    def test_a_zip_file(self, build: Callable[[Path], Any], ending: str, tmp_path) -> None:
+        folder = build(tmp_path)
+        made = shutil.make_archive(f"{tmp_path}/image", "zip", folder)
+        place = Path(made).rename(tmp_path / f"image.ome.{ending}")
+        one, other = open_source(place, level=1), open_source(folder, level=1)
+        assert (one.read(one.domain) == other.read(other.domain)).all()
+        assert (one.scale, one.axes, one.chunks) == (other.scale, other.axes, other.chunks)
+        before = one.fingerprint
+        os.utime(place, (1, 1))
+        assert open_source(f"file://{place}", level=1).fingerprint != before
+
+    @pytest.mark.parametrize(
+        ("dtype", "written", "fill"),
+        [
+            ("<u2", "7", 7),
+            (">i4", "-7", -7),
+            ("<f4", "NaN", np.nan),
+            ("<f4", "", 0),
+            ("<f8", "5", 5),
+        ],
+    )
+    def test_metadata_of_other_writers_of_zarr_2(self, dtype, written, fill, tmp_path) -> None:
+        """Fill values as texts, and the checksum that numcodecs names from 0.13 on."""
+        array = DATA.astype(dtype)
+        write("zarr", tmp_path / "a.zarr", array, {**ZARR2, "dtype": dtype})
+        metadata = tmp_path / "a.zarr" / ".zarray"
+        said = json.loads(metadata.read_text()) | {"fill_value": written}
+        said["compressor"]["checksum"] = False
+        metadata.write_text(json.dumps(said))
+        (tmp_path / "a.zarr" / "0.0.0.0.0").unlink()
+        array[:1, :1, :4, :5, :6] = fill
+        source = open_source(tmp_path / "a.zarr").with_cache(2**20)
+        np.testing.assert_array_equal(source.read(DOMAIN), array)
+
     def test_labels_permute_and_origins_stay(self, tmp_path) -> None:
         path = build_zarr2(tmp_path)
         spec = {

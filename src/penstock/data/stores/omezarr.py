@@ -6,7 +6,6 @@ Only metadata is handled here; every voxel goes through TensorStore.
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -31,8 +30,8 @@ from .kvstore import (
     ts,
 )
 from .ome_levels import transformations
-from .protocols import AXES, DTYPES, Source, is_n5
-from .tensorstore import TensorStoreSink, TensorStoreSource
+from .protocols import AXES, DTYPES, Source, is_n5, listed
+from .tensorstore import TensorStoreSink, TensorStoreSource, metadata_meant
 from .tensorstore_open import (
     label_spec,
     open_tensorstore_source,
@@ -81,6 +80,10 @@ def open_omezarr_source(
             asked = f"level {level}" if level else f"--series {series}"
             only = "level 0 only" if level else "no series but 0"
             raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
+    if spec["driver"] == "zarr":
+        spec |= metadata_meant(
+            group.json(f"{image.path.strip('/')}/.zarray" if image else ".zarray")
+        )
     return open_tensorstore_source(
         spec, cache_bytes=cache_bytes, name=name, title=path, raw=raw, axes=axes,
         level=image,
@@ -380,13 +383,12 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
-    if folder is not None and folder.is_file() and zipfile.is_zipfile(folder):  # no device
+    if group.root.spec().to_json()["driver"] == "zip":
+        names = {key.decode().partition("/")[0] for key in group.root.list().result()}
         raise UsageError(
-            f"{group.where}: a zip file; unpack it, or give a TensorStore spec whose kvstore has "
-            "the driver zip"
+            f"{group.where}: is a zip file of {listed([(name, '') for name in sorted(names)])}; "
+            "name what lies in it as FILE.zip/NAME"
         )
-    if folder is not None and folder.suffix == ".zip" and folder.is_file():
-        raise UsageError(f"{group.where}: a damaged zip file")
     raise UsageError(
         f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
     )

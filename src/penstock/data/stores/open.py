@@ -133,7 +133,8 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
         opened = import_module(f".{form.room}", __package__).open_array(asked, cache_bytes)
     folder = files[0].parent if asked.files else asked.file
     address = asked.path if remote else str(folder.resolve())
-    beside = (each.with_name(f"{each.name}.aux.xml") for each in files)
+    beside = [each.with_name(f"{each.name}.aux.xml") for each in files]
+    beside += [asked.file.with_suffix(ending) for ending in (".hdr", ".img") if not asked.files]
     whole = [] if remote else [*files, *(each for each in beside if each.is_file())]
     stamps = [fact for each in whole for fact in file_stamp(each)]
     return SlicedSource(opened, asked, address, stamps)

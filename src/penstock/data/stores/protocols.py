@@ -284,6 +284,9 @@ def check_dtype(dtype: Any, where: str) -> np.dtype[Any]:
     return np.dtype(dtype_name)
 
 
+ZIPS = (".zip", ".ozx")
+"""The endings of zip files, in which stores are read."""
+
 LONGEST = 2**31 - 1
 """The most voxels along an axis. Plans hold some bytes for each patch along an axis, and metadata
 that claims more is damaged or hostile."""

@@ -42,8 +42,8 @@ from .tensorstore import (
     TensorStoreSource,
     box_of,
     cache_limits,
-    cache_of,
     grid_origin,
+    opened_for_reading,
     settled,
 )
 from .zarr_groups import Group
@@ -77,7 +77,7 @@ def open_tensorstore_source(
         title = scrub(title or address(ts.Spec(spec).kvstore))
     where = f"{name} {title}"
     with explained_errors(where):
-        array = ts.open(spec, context=cache_of(cache_bytes), **EXISTING).result()
+        array = opened_for_reading(spec, cache_bytes)
         stored = array.spec().to_json()
         attributes = _attributes(array, _innermost(stored))
     if key := _innermost(stored).get("scale_metadata", {}).get("key"):  # of precomputed
