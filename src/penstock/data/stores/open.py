@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,6 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
         form = SLICES if files and is_slice(files[0]) else PLANES
     if form is not None:
         choices = {key: settings[key] for key in ("level", "series", "raw", "axes")}
-        if form is PLANES and choices["axes"]:  # those of a plane
-            choices["axes"] = f"z{choices['axes']}"
         where = f"{name} {scrub(place)}"
         asked = Asked(path=place, where=where, inside=inside, files=files or (), **choices)
         return _open_file(form, asked, cache_bytes)
@@ -133,6 +132,8 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
         opened = import_module(f".{form.room}", __package__).open_array(asked, cache_bytes)
     folder = files[0].parent if asked.files else asked.file
     address = asked.path if remote else str(folder.resolve())
+    if form is PLANES:  # which says of what its axes are as the user does
+        asked = replace(asked, axes=None)
     beside = [each.with_name(f"{each.name}.aux.xml") for each in files]
     beside += [asked.file.with_suffix(ending) for ending in (".hdr", ".img") if not asked.files]
     whole = [] if remote else [*files, *(each for each in beside if each.is_file())]
