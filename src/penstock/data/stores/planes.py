@@ -34,7 +34,7 @@ _OPEN = 256
 _NUMBER = re.compile(r"([A-Za-z]*)[\W_]*(\d+)")
 """A number in a file's name, and the word before it."""
 _COUNTED = {"b": "c", "ch": "c", "chan": "c", "w": "c", "tp": "t"}
-"""What words in names of files count, besides those that name axes."""
+"""Words in names of files that count along an axis, besides those that name it."""
 _SHOWN = 6  # names in a message
 _MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of a store
 
