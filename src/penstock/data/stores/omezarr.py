@@ -37,7 +37,7 @@ from .tensorstore_open import (
     open_tensorstore_source,
     prepare_sink,
 )
-from .zarr_groups import Group, label_place
+from .zarr_groups import Group, image_at, label_place
 
 SCRATCH_TILES = "tiles"
 """The folder in a scratch that has the tiles of a GeoTIFF."""
@@ -67,14 +67,13 @@ def open_omezarr_source(
 
     Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
     """
-    group = Group.at(path, name)
+    path, group = image_at(path, name)
     spec: dict[str, Any] = {"driver": group.driver, "kvstore": kvstore_of(path)}
     image = None
-    if "multiscales" in group.ome:
+    if "multiscales" in group.shown:
         image = group.level(level, series)
         spec["path"] = image.path
     else:
-        group.check_array(local_path(group.root.spec()), scrub(path))
         spec["driver"] = _array_driver(group)
         if level or series:
             asked = f"level {level}" if level else f"--series {series}"
@@ -330,6 +329,11 @@ def _n5(layout: _Layout) -> dict[str, Any]:
             "axes": list(layout.axes[::-1]),
             "resolution": layout.scale[::-1],
             "units": [unit or "" for unit in layout.units[::-1]],
+            # As N5-viewer has it.
+            "pixelResolution": {
+                "unit": layout.units[-1] or "pixel",
+                "dimensions": layout.scale[::-1],
+            },
             "dataType": layout.dtype.name,
             "compression": {"type": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
         },

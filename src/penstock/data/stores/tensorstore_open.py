@@ -145,7 +145,7 @@ def _codec(array: Any) -> str:
 def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level | None, list[str]]:
     """The level of OME-Zarr that a whole array is, by a group above it, and notes; None if it is
     none."""
-    if stored["driver"] not in ("zarr", "zarr3") or "output" in stored.get("transform", {}):
+    if stored["driver"] not in ("zarr", "zarr3", "n5") or "output" in stored.get("transform", {}):
         return None, []
     place = array.kvstore.spec().to_json()
     parts = place.get("path", "").rstrip("/").split("/")
