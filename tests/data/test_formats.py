@@ -107,6 +107,25 @@ def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
     assert read("a.nc", raw=True)[0].dtype == np.int16
 
 
+@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_64BIT"])
+def test_coordinates_that_lie_evenly_say_the_size_of_a_voxel(form: Any) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    axes = {
+        "time": ("time", [0.0, 1.0, 2.0], {"units": "days since 2000-01-01"}),
+        "depth": ("depth", [0.0, 1.0, 4.0, 9.0], {"units": "m"}),
+        "y": ("y", np.float32(5e6) - np.arange(5, dtype="f4") * 250, {"units": "m"}),
+        "x": ("x", np.arange(6) * 0.1 + 7, {"units": "km"}),
+    }
+    values = np.zeros((3, 4, 5, 6), "f4")
+    xarray.Dataset({"salt": (tuple(axes), values)}, axes).to_netcdf("a.nc", format=form)
+    source = open_source("a.nc")
+    np.testing.assert_allclose(source.scale, (1, 1, 1, 250, 0.1))
+    assert source.units == (None, None, None, "meter", "kilometer")
+    np.testing.assert_allclose(source.translation, (0, 0, 0, 0, 7))
+    assert "runs backwards along y" in " ".join(source.notes)
+
+
 def test_classic_netcdf_of_several_variables_is_refused_without_a_warning() -> None:
     netcdf_file = pytest.importorskip("scipy.io").netcdf_file
     with netcdf_file("a.nc", "w") as file:

@@ -174,7 +174,10 @@ def _ground_sizes(page: Any) -> Sizes:
     """The size of a pixel on the ground, if the file is a GeoTIFF."""
     said = page.geotiff_tags or {}
     unit = "meter" if said.get("ProjLinearUnitsGeoKey") == _METRE else None
-    sizes = zip("xy", said.get("ModelPixelScale", ()), strict=False)
+    rows = np.asarray(said.get("ModelTransformation", np.zeros((2, 2))))[:2, :2]
+    turned = rows[0, 1] or rows[1, 0]  # of a raster with south above
+    along = said.get("ModelPixelScale") or (() if turned else np.abs(np.diag(rows)))
+    sizes = zip("xy", along, strict=False)
     return sizes_of((axis, size, unit, 0.0) for axis, size in sizes if size > 0)
 
 
