@@ -213,6 +213,9 @@ class TestBadInput:
         assert (open_source(f"{place}/a.zarr").read(DOMAIN) == DATA).all()
         with pytest.raises(UsageError, match=r"cannot write \.zip; give OME-Zarr"):
             open_sink(place, domain=DOMAIN, dtype=DATA.dtype)
+        inside = f"{place}/a.zarr/labels/b"
+        with pytest.raises(UsageError, match=r"labels/b: lies in a zip file, which is only read"):
+            open_sink(inside, domain=DOMAIN, dtype=DATA.dtype)
         Path(place).write_bytes(Path(place).read_bytes()[:-50])
         with pytest.raises(UsageError, match=r"a\.zarr\.zip: .*(zip|ZIP)"):
             open_source(place)

@@ -132,6 +132,8 @@ class TestAxesAndDtypes:
         one, other = open_source(place, level=1), open_source(folder, level=1)
         assert (one.read(one.domain) == other.read(other.domain)).all()
         assert (one.scale, one.axes, one.chunks) == (other.scale, other.axes, other.chunks)
+        with pytest.raises(UsageError, match="lies in a zip file, which is only read"):
+            add_levels(str(place), rule=None, again=True)
         before = one.fingerprint
         os.utime(place, (1, 1))
         assert open_source(f"file://{place}", level=1).fingerprint != before

@@ -143,6 +143,15 @@ def open_kvstore(spec: Any, where: str) -> Any:
         return ts.KvStore.open(spec, context=ts.Context(BRIEF)).result()
 
 
+def open_to_write(path: str, where: str) -> Any:
+    """The open ``ts.KvStore`` below a path or URL; `UsageError` for one in a zip file, all of which
+    TensorStore would write anew for each chunk."""
+    root = open_kvstore(kvstore_of(path), where)
+    if root.spec().to_json()["driver"] == "zip":
+        raise UsageError(f"{where}: lies in a zip file, which is only read; give another place")
+    return root
+
+
 def is_store(root: Any, where: str) -> bool:
     """Whether Zarr or N5 metadata lies there, or the rest of a deletion that was killed.
 

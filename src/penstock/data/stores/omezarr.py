@@ -26,6 +26,7 @@ from .kvstore import (
     kvstore_of,
     local_path,
     open_kvstore,
+    open_to_write,
     reader_of,
     ts,
 )
@@ -113,7 +114,7 @@ def open_omezarr_sink(
     soon removed: it is encoded fast, not small.
     """
     where = f"{name} {scrub(path)}"
-    root = open_kvstore(kvstore_of(path), where)
+    root = open_to_write(path, where)
     exists = is_store(root, where)
     if exists and not (overwrite or resume):
         raise UsageError(f"{where}: exists; use --overwrite to replace it")
