@@ -209,6 +209,18 @@ class TestAxesAndDtypes:
         level = int(marker == ".zattrs")
         assert open_source(whole, level=level).scale == open_source(whole / "0", level=level).scale
 
+    def test_images_in_folders_are_listed_as_such(self, tmp_path) -> None:
+        """As SpatialData has them, and not level by level."""
+        whole = tmp_path / "whole.zarr"
+        for name in ("images/a", "images/b"):
+            image = build_ome_zarr_04(whole / name)
+            Path(image).rename(whole / name / "raw")
+        build_zarr2(whole)
+        (whole / ".zgroup").write_text('{"zarr_format": 2}')
+        size = r" \(2 x 3 x 10 x 13 x 17\)"
+        with pytest.raises(UsageError, match=rf"arrays \(a\.zarr{size}, images/a/raw{size}, ima"):
+            open_source(whole)
+
     def test_labels_permute_and_origins_stay(self, tmp_path) -> None:
         path = build_zarr2(tmp_path)
         spec = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path, PurePosixPath
@@ -261,7 +262,7 @@ def _arrays(group: Group, folder: Path | None) -> tuple[str, list[tuple[str, str
     is_v3 = group.json("zarr.json").get("node_type") == "group"
     if not is_v3 and not any(map(group.read, (".zgroup", "attributes.json"))):
         return None
-    arrays = dict(_listed(group)) or dict(_below(folder))
+    arrays = dict(_below(folder)) or dict(_listed(group))
     return "a group of arrays", [
         (path, in_words(shape))
         for path, shape in sorted(arrays.items()) if len(shape) > 1
@@ -280,15 +281,17 @@ def _listed(group: Group) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _below(folder: Path | None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The arrays in the folders below a folder, with their shapes."""
-    for here, folders, files in os.walk(folder) if folder else ():
+    """The arrays in the folders below a folder, with their shapes. The levels of an image are one,
+    by the name of the image."""
+    for here, folders, _ in os.walk(folder) if folder else ():
         place = Path(here).relative_to(folder or "")
-        for marker in set(_MARKERS) & set(files):
-            shape = _shape(Group(_reader(Path(here)), here).json(marker))
-            if shape:
-                yield place.as_posix(), shape
-                folders.clear()
-        if len(place.parts) >= _DEPTH:
+        group, first = Group(_reader(Path(here)), here), ""
+        with suppress(UsageError):
+            first = f"{group.level(0).path}/" if "multiscales" in group.shown else ""
+        shape = next(filter(None, (_shape(group.json(f"{first}{key}")) for key in _MARKERS)), ())
+        if shape:
+            yield place.as_posix(), shape
+        if shape or len(place.parts) >= _DEPTH:
             folders.clear()
 
 
