@@ -27,7 +27,8 @@ class Format:
 
 
 TIFF = Format("TIFF file", "ometiff", "level series")
-PLANES = Format("TIFF file", "planes", "level series")
+PLANES = "planes"
+"""The room of files that are stacked, each of them of one format."""
 SLICES = Format("DICOM file", "dicom", "series")
 RASTER = Format("raster", "raster", "level")
 _NIFTI = Format("NIfTI file", "nifti")

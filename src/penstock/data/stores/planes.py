@@ -1,4 +1,5 @@
-"""A folder or a pattern of TIFF files, each a plane of a volume, in the order of their numbers."""
+"""A folder or a pattern of files of one format, each a plane of a volume, or a volume of one time,
+in the order of their numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,9 @@ from ...base import (
     system_errors,
     usable_cores,
 )
-from .frames import axis_letter, said_of
-from .protocols import in_words
+from .added import TIFF, format_of
+from .frames import axis_letter, said_of, shown_channel
+from .protocols import AXES, in_words
 from .sliced import Asked, OpenedArray, Readable, decoded_once, read_into
 
 _OPEN = 256
@@ -36,26 +39,35 @@ _NUMBER = re.compile(r"([A-Za-z]*)[\W_]*(\d+)")
 _COUNTED = {"b": "c", "ch": "c", "chan": "c", "w": "c", "tp": "t"}
 """Words in names of files that count along an axis, besides those that name it."""
 _SHOWN = 6  # names in a message
+_PICTURES = ((".tif", ".tiff"), (".png", ".bmp"), (".jpg", ".jpeg"))
+"""The endings of files that a folder means; others in it count only where it has none of these."""
+_STACKED = ("ometiff", "raster", "in_memory", "nifti")
+"""The rooms of formats that may be planes of a volume."""
 _MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of a store
 
 
 def plane_files(path: str) -> list[Path] | None:
-    """The TIFF files that a folder or a pattern means, else its DICOM files, in natural order; None
-    for anything else."""
+    """The files that a pattern means, or the pictures in a folder, else its DICOM files, in natural
+    order; None for anything else."""
     place = Path(path).expanduser()
     if "://" in path:
         return None
     if glob.has_magic(path) and not place.exists():
-        files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 -- absolute ones too
+        names = glob.glob(str(place))  # noqa: PTH207 -- absolute ones too
+        files = [file for file in map(Path, names) if file.is_file()]
     elif place.is_dir() and not any((place / marker).exists() for marker in _MARKERS):
         inside = [file for file in place.iterdir() if file.is_file()]
-        files = [file for file in inside if file.suffix.lower() in (".tif", ".tiff")]
+        files = next(filter(None, (_with(inside, endings) for endings in _PICTURES)), [])
         files = files or [file for file in inside if is_slice(file)]
     else:
         return None
     if not files and not glob.has_magic(path):
         return None
     return sorted(files, key=lambda file: natural(file.name))
+
+
+def _with(files: Sequence[Path], endings: Sequence[str]) -> list[Path]:
+    return [file for file in files if file.suffix.lower() in endings]
 
 
 def is_slice(file: Path) -> bool:
@@ -148,7 +160,7 @@ class _Planes(Readable):
         # One cache for all planes, as a brick touches some of them, each in some segments.
         kept = cache_bytes // self.segment_bytes(opened) if self.segment_bytes(opened) else 0
 
-        @lru_cache(_OPEN)
+        @lru_cache(len(opened))
         def plane(z: int) -> Any:
             array: Any = opened[z] if z < len(opened) else open_plane(files[z]).array
             if hasattr(array, "segment_bytes"):
@@ -172,26 +184,30 @@ class _Planes(Readable):
 
 
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
-    """Open TIFF files as the planes of one volume."""
-    from . import ometiff
-
+    """Open files of one format as the planes of one volume."""
     files, where = asked.files, asked.where
     if not files:
         raise UsageError(f"{where}: no file has such a name")
+    form = format_of(files[0].name) or TIFF
+    if form.room not in _STACKED or files[0].suffix.lower() == ".gz":  # in memory as a whole
+        packed = "compressed " * (form.room in _STACKED)
+        raise UsageError(f"{where}: {packed}{form.title}s are not stacked; name one of them")
 
     def plane(file: Path) -> OpenedArray:
         place = f"{where}: {file.name}"
-        with as_usage_error(f"{place}: not a readable TIFF file"):
+        with as_usage_error(f"{place}: not a readable {form.title}"):
             of_file = replace(asked, path=str(file), where=place, files=())
-            opened = ometiff.open_array(of_file, 0)
+            opened = import_module(f".{form.room}", __package__).open_array(of_file, 0)
         said = (asked.axes or "")[-len(opened.array.shape) :]
-        return replace(opened, labels=said.upper() or opened.labels)
+        by_rank = AXES[-len(opened.array.shape) :].upper()
+        return replace(opened, labels=said.upper() or opened.labels or by_rank)
 
     first, kept = plane(files[0]), list[Any]()
+    most = getattr(first.array, "most_open", _OPEN)
     of_stack = (asked.axes or "")[: -len(first.array.shape)]
     files, axes, sides, note = stacked(files, of_stack, where)
     for file, opened in zip(files, in_order(plane, files, usable_cores()), strict=True):
-        kept += [opened.array] if len(kept) < _OPEN else []
+        kept += [opened.array] if len(kept) < most else []
         if both := set(axes.upper()) & set(opened.labels or ()):
             raise UsageError(
                 f"{where}: {file.name} holds several planes itself, along {min(both).lower()} as "
@@ -203,6 +219,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
             raise UsageError(f"{where}: {file.name}: has {has}, where {files[0].name} has {wanted}")
     first = replace(first, labels=[*axes.upper(), *(first.labels or ())])
     first = replace(first, notes=[*first.notes, *said_of({note: note})])
+    if axes == "c":
+        first = replace(first, omero=[shown_channel(file.stem) for file in files])
     return _stacked(first, files, sides, plane, kept, cache_bytes)
 
 
@@ -216,7 +234,7 @@ def _stacked(
         first,
         array=planes,
         chunks=(*(1,) * len(sides), *first.chunks),
-        cache_bytes=cache_bytes if planes.segment_bytes(kept) else 0,
+        cache_bytes=cache_bytes if planes.segment_bytes(kept) else first.cache_bytes,
         again=partial(_stacked, first, files, sides, open_plane, kept),
     )
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -232,7 +233,9 @@ def overlap(a: Source | Sink, b: Source | Sink) -> bool:
         True where they touch.
     """
     inner, outer = f"{a.address}/", f"{b.address}/"
-    return inner.startswith(outer) or outer.startswith(inner)
+    touch = inner.startswith(outer) or outer.startswith(inner)
+    # The address of files of a pattern is the pattern.
+    return touch or (fnmatch(b.address, a.address) and not Path(a.address).exists())
 
 
 def source_fingerprint(address: str, *facts: Any) -> str:
