@@ -34,6 +34,23 @@ def test_a_volume_with_levels(tmp_path, capsys) -> None:
     ]
 
 
+def test_an_axis_of_unknown_size_has_none_beside_others(tmp_path, capsys) -> None:
+    """South at the top, which GDAL writes as a matrix."""
+    rasterio = pytest.importorskip("rasterio")
+    shape = {"count": 1, "height": 8, "width": 9, "dtype": "uint8", "crs": "EPSG:32633"}
+    for name, turned in (("a", 0), ("b", 3)):
+        place = rasterio.Affine(20, turned, 1000, turned, 10, 2000)
+        path = str(tmp_path / f"{name}.tif")
+        with rasterio.open(path, "w", driver="GTiff", transform=place, **shape) as file:
+            file.write(np.ones((1, 8, 9), "uint8"))
+        sizes = "of unknown size" if turned else "y 10 meter, x 20 meter"
+        assert f"voxel     {sizes}\n" in info(capsys, path)
+    (tmp_path / "planes").mkdir()
+    for z in range(2):
+        (tmp_path / "planes" / f"{z}.tif").write_bytes((tmp_path / "a.tif").read_bytes())
+    assert "voxel     y 10 meter, x 20 meter\n" in info(capsys, str(tmp_path / "planes"))
+
+
 def test_a_choice_is_listed(tmp_path, capsys) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "a.h5"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.data.stores.open import open_source
+from penstock.data.stores.open import open_sink, open_source
 from penstock.data.stores.zarr_groups import Group
 
 from ..parameters import mainly
@@ -206,13 +206,19 @@ class TestBadInput:
             open_source(path).read(DOMAIN)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
-    def test_a_zip_file_is_read_by_a_spec_and_named_without(self, tmp_path) -> None:
-        place = shutil.make_archive(str(tmp_path / "zip"), "zip", build_zarr2(tmp_path))
-        with pytest.raises(UsageError, match=r"a zip file; unpack it, or give .* driver zip"):
+    def test_a_zip_file_of_several_things_or_of_none(self, tmp_path) -> None:
+        place = shutil.make_archive(build_zarr2(tmp_path), "zip", tmp_path, "a.zarr")
+        with pytest.raises(UsageError, match=r"is a zip file of a\.zarr; name .* FILE\.zip/NAME"):
             open_source(place)
-        base = {"driver": "file", "path": place}
-        source = open_source({"driver": "zarr", "kvstore": {"driver": "zip", "base": base}})
-        assert (source.read(DOMAIN) == DATA).all()
+        assert (open_source(f"{place}/a.zarr").read(DOMAIN) == DATA).all()
+        with pytest.raises(UsageError, match=r"cannot write \.zip; give OME-Zarr"):
+            open_sink(place, domain=DOMAIN, dtype=DATA.dtype)
+        inside = f"{place}/a.zarr/labels/b"
+        with pytest.raises(UsageError, match=r"labels/b: lies in a zip file, which is only read"):
+            open_sink(inside, domain=DOMAIN, dtype=DATA.dtype)
+        Path(place).write_bytes(Path(place).read_bytes()[:-50])
+        with pytest.raises(UsageError, match=r"a\.zarr\.zip: .*(zip|ZIP)"):
+            open_source(place)
 
     @pytest.mark.parametrize("name", ["a.npy", "a.h5", "a.nii.gz", "planes/*.tif"])
     def test_a_file_of_this_machine_by_a_url(self, name: str) -> None:

@@ -1,5 +1,6 @@
 """Series of DICOM slices, as pydicom reads each of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,8 @@ def test_a_mosaic_of_slices_is_refused() -> None:
         ({"Rows": 30}, "IM1 has another size or dtype"),
         ({"PixelRepresentation": 0}, "IM1 has another size or dtype"),
         ({"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}, "IM1 has another orientation"),
-        ({"RescaleSlope": 3}, "its slices have different values of RescaleSlope; --raw reads"),
         ({"ImagePositionPatient": None}, "IM1: is no slice of an image: it lacks ImagePosition"),
-        ({"NumberOfFrames": 2}, "IM1: holds 2 frames"),
+        ({"NumberOfFrames": 2}, "IM1: is truncated: 3046 bytes of 6080 are there"),
     ],
 )
 def test_a_slice_unlike_the_others_is_refused(says: dict[str, Any], words: str) -> None:
@@ -149,8 +149,8 @@ def test_what_is_no_slice_is_refused() -> None:
     Path("foreign.dcm").write_bytes(b"no" * 99)
     refused("foreign.dcm", "foreign.dcm: not a readable DICOM file")
     refused("none.dcm", "no such file")
-    write_slice("colour.dcm", 0, PhotometricInterpretation="RGB")
-    refused("colour.dcm", "is RGB")
+    write_slice("colour.dcm", 0, PhotometricInterpretation="PALETTE COLOR")
+    refused("colour.dcm", "is PALETTE COLOR; pictures of grey values or RGB are read")
 
 
 def test_a_dose_is_scaled_and_a_table_of_values_is_named() -> None:
@@ -191,3 +191,91 @@ def test_what_goes_no_further_is_said() -> None:
     assert (made[0, 0] == SLICES[::-1]).all() and source.translation == (0,) * 5
     for words in ("turned or flipped", "MONOCHROME1", "PixelPaddingValue -2000 counts"):
         assert words in " ".join(source.notes)
+
+
+def item(**says: Any) -> Any:
+    """A sequence of one item."""
+    made = pydicom.Dataset()
+    for name, value in says.items():
+        setattr(made, name, value)
+    return [made]
+
+
+def write_frames(path: str, places: Sequence[float], **says: Any) -> None:
+    """An enhanced file, whose frames lie at places along z."""
+    groups = [
+        item(PlanePositionSequence=item(ImagePositionPatient=[-7, 8, place]), **each)[0]
+        for place, each in zip(places, says.pop("each", [{}] * len(places)), strict=True)
+    ]
+    shared = item(
+        PixelMeasuresSequence=item(PixelSpacing=[0.5, 0.25]),
+        PlaneOrientationSequence=item(ImageOrientationPatient=[1, 0, 0, 0, 1, 0]),
+    )
+    write_slice(
+        path, 0, ImagePositionPatient=None, ImageOrientationPatient=None, PixelSpacing=None,
+        NumberOfFrames=len(places), SharedFunctionalGroupsSequence=shared,
+        PerFrameFunctionalGroupsSequence=groups, PixelData=SLICES[: len(places)].tobytes(), **says,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("syntax", ["", "1.2.840.10008.1.2.5"], ids=["plain", "RLE"])
+def test_frames_of_a_file_are_slices(syntax: str) -> None:
+    write_frames("ct.dcm", [110, 105, 100, 107.5, 102.5], syntax=syntax)
+    source, made = read("ct.dcm")
+    assert (made[0, 0] == SLICES[[2, 4, 1, 3, 0]] * 2.0 - 1024).all()
+    assert source.axes == "zyx" and source.scale == (1, 1, 2.5, 0.5, 0.25)
+    assert source.translation == (0, 0, 100, 8, -7) and source.chunks == (1, 1, 1, 37, 41)
+    write_frames("ct.dcm", [0, 1, 0, 1])
+    source, made = read("ct.dcm", raw=True)
+    assert source.axes == "tzyx" and (made[:, 0].reshape(4, 37, 41) == SLICES[:4]).all()
+    write_frames("ct.dcm", [0, 1, 2, 5])
+    refused("ct.dcm", "frame 2 of ct.dcm and frame 3 of ct.dcm lie 3 mm apart, where others")
+    whole = Path("ct.dcm").read_bytes()
+    Path("ct.dcm").write_bytes(whole[:-5])
+    refused("ct.dcm", "ct.dcm: is truncated: ")
+
+
+def test_slopes_of_frames_and_of_slices() -> None:
+    """Positron emission has one for each slice."""
+    each = [
+        {"PixelValueTransformationSequence": item(RescaleSlope=1 + n / 4, RescaleIntercept=n)}
+        for n in range(4)
+    ]
+    write_frames("mr.dcm", [0, 1, 2, 3], each=each)
+    source, made = read("mr.dcm")
+    for n, plane in enumerate(made[0, 0]):
+        assert (plane == SLICES[n] * (1 + n / 4) + n).all()
+    assert made.dtype == np.float32 and "has a RescaleSlope of its own" in source.notes[-1]
+    source, made = read("mr.dcm", raw=True)
+    assert (made[0, 0] == SLICES[:4]).all() and source.notes == ()
+    write_series("pet")
+    write_slice("pet/IM1", 2, RescaleSlope=3)
+    assert (read("pet")[1][0, 0, 2] == SLICES[2] * 3.0 - 1024).all()
+
+
+def test_a_file_without_a_place_is_a_picture_or_a_film() -> None:
+    nowhere = {"ImagePositionPatient": None, "ImageOrientationPatient": None}
+    write_slice("xray.dcm", 0, **nowhere, PixelSpacing=None, ImagerPixelSpacing=[0.1, 0.2])
+    assert read("xray.dcm")[0].scale == (1, 1, 1, 0.1, 0.2)
+    colours = np.random.default_rng(1).integers(0, 255, (4, 37, 41, 3), "uint8")
+    write_slice(
+        "film.dcm", 0, **nowhere, PixelSpacing=None, NumberOfFrames=4, SamplesPerPixel=3,
+        PhotometricInterpretation="RGB", PlanarConfiguration=0, BitsAllocated=8, BitsStored=8,
+        HighBit=7, PixelRepresentation=0, PixelData=colours.tobytes(),
+    )  # fmt: skip
+    source, made = read("film.dcm", raw=True)
+    assert source.axes == "tcyx" and source.scale is None
+    assert (made[:, :, 0] == np.moveaxis(colours, -1, 1)).all()
+    Path("two").mkdir()
+    for number in range(2):
+        write_slice(f"two/{number}.dcm", number, **nowhere)
+    refused("two", "it lacks ImageOrientationPatient, ImagePositionPatient")
+
+
+def test_frames_of_a_dose_lie_by_its_offsets() -> None:
+    write_slice(
+        "dose.dcm", 0, NumberOfFrames=3, GridFrameOffsetVector=[0, 4, 2],
+        PixelData=SLICES[:3].tobytes(),
+    )  # fmt: skip
+    source, made = read("dose.dcm", raw=True)
+    assert (made[0, 0] == SLICES[[0, 2, 1]]).all() and source.scale == (1, 1, 2, 0.5, 0.25)

@@ -1,4 +1,4 @@
-"""HDF5, NetCDF 4, NWB, Imaris, NIfTI and planes of TIFF, against the libraries that write them."""
+"""HDF5, NetCDF 4, NWB, Imaris, NIfTI and rasters, against the libraries that write them."""
 
 import gzip
 import json
@@ -107,6 +107,25 @@ def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
     assert read("a.nc", raw=True)[0].dtype == np.int16
 
 
+@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_64BIT"])
+def test_coordinates_that_lie_evenly_say_the_size_of_a_voxel(form: Any) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    axes = {
+        "time": ("time", [0.0, 1.0, 2.0], {"units": "days since 2000-01-01"}),
+        "depth": ("depth", [0.0, 1.0, 4.0, 9.0], {"units": "m"}),
+        "y": ("y", np.float32(5e6) - np.arange(5, dtype="f4") * 250, {"units": "m"}),
+        "x": ("x", np.arange(6) * 0.1 + 7, {"units": "km"}),
+    }
+    values = np.zeros((3, 4, 5, 6), "f4")
+    xarray.Dataset({"salt": (tuple(axes), values)}, axes).to_netcdf("a.nc", format=form)
+    source = open_source("a.nc")
+    np.testing.assert_allclose(source.scale, (1, 1, 1, 250, 0.1))
+    assert source.units == (None, None, None, "meter", "kilometer")
+    np.testing.assert_allclose(source.translation, (0, 0, 0, 0, 7))
+    assert "runs backwards along y" in " ".join(source.notes)
+
+
 def test_classic_netcdf_of_several_variables_is_refused_without_a_warning() -> None:
     netcdf_file = pytest.importorskip("scipy.io").netcdf_file
     with netcdf_file("a.nc", "w") as file:
@@ -197,6 +216,38 @@ def _patched(path: Path, at: int, numbers: Array) -> None:
     path.write_bytes(gzip.compress(whole) if packed else whole)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file")  # nibabel, of a header of MGH
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("MGHImage", "v.mgz"), ("MGHImage", "v.mgh"), ("Nifti1Pair", "v.img"),
+        ("Spm99AnalyzeImage", "v.hdr"), ("AnalyzeImage", "v.img"),
+    ],
+)  # fmt: skip
+def test_relatives_of_nifti(kind: str, name: str) -> None:
+    array = np.arange(5 * 37 * 41, dtype="i4").reshape(41, 37, 5)
+    affine = np.diag([0.25, 0.5, 2, 1])
+    affine[:3, 3] = -7, 8, 100
+    image = getattr(nibabel, kind)(array, affine)
+    image.to_filename(name)
+    written = nibabel.load(name)
+    source, made = read(name)
+    assert (made[0, 0] == np.asanyarray(written.dataobj).T).all() and made.dtype == np.int32
+    assert source.scale == (1, 1, 2, 0.5, 0.25) and source.units[2:] == ("millimeter",) * 3
+    if source.affine is None:
+        assert source.translation == (0, 0, *written.affine[2::-1, 3])
+    else:  # of Analyze, which has x the other way
+        assert source.affine == written.affine.tolist()
+    for file in ("v.img", "v.hdr", name):
+        if Path(file).exists():
+            before = open_source(name).fingerprint
+            Path(file).touch()
+            assert open_source(name).fingerprint != before
+    Path(name).with_suffix(".mgz").write_bytes(b"no")
+    refused("v.mgz", "not a readable MGH file")
+
+
 def test_hdf5_that_leads_out_of_its_folder_is_refused() -> None:
     """Numbers in other files, and a view of the array of another file, may be anything's."""
     Path("secret").write_bytes(bytes(range(64)))
@@ -260,60 +311,6 @@ def test_nifti_that_is_damaged() -> None:
     refused("a.nii", "that is not finite")
     _patched(Path("b.nii.gz"), 112, np.float32([2, np.nan]))
     refused("b.nii.gz", "not a readable NIfTI file", "invalid intercept nan")
-
-
-PLANES = ("planes", "planes/", "planes/*.tif", "planes/img_*.tif")
-
-
-@pytest.mark.parametrize("form", [{}, {"compression": "zlib"}, {"tile": (16, 16)}])
-def test_planes(form: dict[str, Any]) -> None:
-    Path("planes").mkdir()
-    for z, plane in enumerate(np.concatenate([ZYX, ZYX, ZYX])):
-        tifffile.imwrite(f"planes/img_{z}.tif", plane, **form)
-    for path in ("planes", "planes/img_*.tif") if form else PLANES:
-        source, made = read(path)
-        assert (made[0, 0] == np.concatenate([ZYX, ZYX, ZYX])).all() and source.axes == "zyx"
-    Path("planes/img_7.tif").unlink()
-    refused("planes", "1 plane missing between img_0.tif and img_14.tif: 7")
-    tifffile.imwrite("planes/img_7.tif", ZYX[0].astype("uint8"))
-    refused("planes", "img_7.tif: has 37 x 41 of uint8, where img_0.tif has 37 x 41 of uint16")
-    tifffile.imwrite("planes/img_7.tif", ZYX[0, :9])
-    refused("planes/*.tif", "img_7.tif: has 9 x 41 of uint16")
-    refused("planes/none*.tif", "no file has such a name")
-
-
-def test_planes_share_one_cache(monkeypatch) -> None:
-    """A brick of few planes has all of it: a share for each plane would decode each strip twice."""
-    from penstock.data.stores import ometiff
-
-    Path("planes").mkdir()
-    for z, plane in enumerate(ZYX):
-        form = {"compression": "zlib", "rowsperstrip": 8} if z else {}  # one is mapped
-        tifffile.imwrite(f"planes/{4 - z}.tif", plane, **form)
-    decoded, decode = [], ometiff._decode
-    monkeypatch.setattr(ometiff, "_decode", lambda *key: decoded.append(key[2:]) or decode(*key))
-    source = open_source("planes").with_cache(4 * 8 * 41 * 2)  # two strips of two planes
-    for x in (0, 20):
-        box = Box((0, 0, 0, 0, x), (1, 1, 2, 16, x + 20))
-        assert (source.read(box)[0, 0] == ZYX[:2:-1, :16, x : x + 20]).all()
-    assert len(decoded) == 4
-    assert (source.read(source.domain)[0, 0] == ZYX[::-1]).all()
-
-
-def test_planes_of_colours_and_of_several_channels() -> None:
-    Path("rgb").mkdir()
-    colours = np.random.default_rng(3).integers(0, 255, (4, 20, 30, 3), "uint8")
-    for z in range(4):
-        tifffile.imwrite(f"rgb/{z:03d}.tif", colours[z], photometric="rgb")
-    source, made = read("rgb")
-    assert source.axes == "czyx" and (made[0] == colours.transpose(3, 0, 1, 2)).all()
-    assert read("rgb", axes="yxc")[0].axes == "czyx", "said of a plane"
-    refused("rgb", "4 dimensions but axes", axes="yx")
-    Path("two").mkdir()
-    for z, c in np.ndindex(2, 2):
-        tifffile.imwrite(f"two/z{z}_c{c}.tif", ZYX[0])
-    refused("two", "differ in 2 numbers")
-    assert read("two/*_c1.tif")[0].domain.shape[2] == 2
 
 
 @pytest.fixture

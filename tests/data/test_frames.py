@@ -206,12 +206,15 @@ IMAGE = {"axes": [{"name": a} for a in "zyx"], "datasets": [{"path": "0"}]}
             {"plate": {"wells": [{"path": "A/1"}, {"path": "B/2"}]}},
             r"is a plate of wells \(A/1, B/2\); name one, such as .*g\.zarr/A/1$",
         ),
-        ({"well": {"images": [{"path": "0"}]}}, r"is a well of fields \(0\); name .*g\.zarr/0$"),
+        (
+            {"well": {"images": [{"path": "0"}, {"path": "1"}]}},
+            r"is a well of fields \(0, 1\); name .*g\.zarr/0$",
+        ),
         ({"labels": ["cells", "nuclei"]}, r"label images \(cells, nuclei\); .*g\.zarr/cells$"),
         ({"bioformats2raw.layout": 3}, "is a group of images, and none is listed in it"),
         (
-            {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "A/1"}]}},
-            r"is a plate of wells \(A/1\)",
+            {"bioformats2raw.layout": 3, "plate": {"wells": [{"path": "A/1"}, {"path": "A/2"}]}},
+            r"is a plate of wells \(A/1, A/2\)",
         ),
         ({"plate": {"wells": [{"path": "../A"}]}}, r"names '\.\./A', which is not below it$"),
         ({"well": {"images": [{"path": "/etc"}]}}, "names '/etc', which is not below it$"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import tensorstore as ts
 
 from penstock.base.errors import UsageError
-from penstock.data import AXES, Box, Source, overlap
+from penstock.data import AXES, Box, Source, add_levels, overlap
 from penstock.data.stores.open import open_sink, open_source, parse_spec
 
 from .kit import (
@@ -122,6 +123,104 @@ DTYPES = "uint8 int32 uint16 int64 bool float64 int8 uint32 int16 uint64 float32
 
 
 class TestAxesAndDtypes:
+    @pytest.mark.parametrize("build", [build_ome_zarr_04, build_ome_zarr_05])
+    @pytest.mark.parametrize("ending", ["zip", "ozx"])
+    def test_a_zip_file(self, build: Callable[[Path], Any], ending: str, tmp_path) -> None:
+        folder = build(tmp_path)
+        made = shutil.make_archive(f"{tmp_path}/image", "zip", folder)
+        place = Path(made).rename(tmp_path / f"image.ome.{ending}")
+        one, other = open_source(place, level=1), open_source(folder, level=1)
+        assert (one.read(one.domain) == other.read(other.domain)).all()
+        assert (one.scale, one.axes, one.chunks) == (other.scale, other.axes, other.chunks)
+        with pytest.raises(UsageError, match="lies in a zip file, which is only read"):
+            add_levels(str(place), rule=None, again=True)
+        before = one.fingerprint
+        os.utime(place, (1, 1))
+        assert open_source(f"file://{place}", level=1).fingerprint != before
+
+    @pytest.mark.parametrize(
+        ("dtype", "written", "fill"),
+        [
+            ("<u2", "7", 7),
+            (">i4", "-7", -7),
+            ("<f4", "NaN", np.nan),
+            ("<f4", "", 0),
+            ("<f8", "5", 5),
+        ],
+    )
+    def test_metadata_of_other_writers_of_zarr_2(self, dtype, written, fill, tmp_path) -> None:
+        """Fill values as texts, and the checksum that numcodecs names from 0.13 on."""
+        array = DATA.astype(dtype)
+        write("zarr", tmp_path / "a.zarr", array, {**ZARR2, "dtype": dtype})
+        metadata = tmp_path / "a.zarr" / ".zarray"
+        said = json.loads(metadata.read_text()) | {"fill_value": written}
+        said["compressor"]["checksum"] = False
+        metadata.write_text(json.dumps(said))
+        (tmp_path / "a.zarr" / "0.0.0.0.0").unlink()
+        array[:1, :1, :4, :5, :6] = fill
+        source = open_source(tmp_path / "a.zarr").with_cache(2**20)
+        np.testing.assert_array_equal(source.read(DOMAIN), array)
+
+    @pytest.mark.parametrize(
+        ("says", "of_levels"),
+        [
+            ({"pixelResolution": {"unit": "um", "dimensions": [0.5, 1, 2]}}, {}),
+            ({"resolution": [0.5, 1, 2], "units": ["um"] * 3, "axes": ["x", "y", "z"]}, {}),
+            (
+                {},
+                {"axes": "zyx", "scale": [2, 1, 0.5], "translate": [0, 0, 0], "units": ["um"] * 3},
+            ),
+        ],
+        ids=["N5-viewer", "BigDataViewer", "COSEM"],
+    )
+    def test_a_group_of_n5_with_the_levels_of_one_image(self, says, of_levels, tmp_path) -> None:
+        image, place = DATA[0, 0], tmp_path / "a.n5" / "raw"
+        raw = {"blockSize": [6, 5, 4], "dataType": "uint16", "compression": {"type": "gzip"}}
+        for level in range(2):
+            move = {"translate": [0.5, 0.25, 0]} if level else {}
+            of_level: dict[str, Any] = {"downsamplingFactors": [1, 2**level, 2**level]}
+            if of_levels:
+                scale = [2 * 2**level, 2**level, 0.5]
+                of_level = {"transform": of_levels | {"scale": scale} | move}
+            part = image[:: 2**level, :: 2**level].T
+            write("n5", place / f"s{level}", part, {**raw, **of_level})
+        (place / "attributes.json").write_text(json.dumps(says))
+        for source in (open_source(place, level=1), open_source(place / "s1")):
+            assert (source.read(source.domain)[0, 0] == image[::2, ::2]).all()
+            assert source.axes == "zyx" and source.scale == (1, 1, 4, 2, 0.5)
+            assert source.units[2:] == ("micrometer",) * 3
+            middle = (0.5, 0.25, 0) if of_levels else (1, 0.5, 0)
+            assert source.translation[2:] == middle
+        assert open_source(place).translation == (0,) * 5
+        with pytest.raises(UsageError, match="level 2 does not exist; 0 to 1 do"):
+            open_source(place, level=2)
+        with pytest.raises(UsageError, match="is no OME-Zarr image; penstock convert IN OUT"):
+            add_levels(str(place), rule=None)
+
+    @pytest.mark.parametrize("marker", [".zgroup", ".zattrs"])
+    def test_the_only_image_of_a_group_is_taken(self, marker: str, tmp_path) -> None:
+        """As bioformats2raw writes it, or xarray an array."""
+        whole = tmp_path / "whole.zarr"
+        image = build_ome_zarr_04(whole) if marker == ".zattrs" else build_zarr2(whole)
+        said = {"bioformats2raw.layout": 3} if marker == ".zattrs" else {"zarr_format": 2}
+        Path(image).rename(whole / "0")
+        (whole / marker).write_text(json.dumps(said))
+        assert (open_source(whole).read(DOMAIN) == DATA).all()
+        level = int(marker == ".zattrs")
+        assert open_source(whole, level=level).scale == open_source(whole / "0", level=level).scale
+
+    def test_images_in_folders_are_listed_as_such(self, tmp_path) -> None:
+        """As SpatialData has them, and not level by level."""
+        whole = tmp_path / "whole.zarr"
+        for name in ("images/a", "images/b"):
+            image = build_ome_zarr_04(whole / name)
+            Path(image).rename(whole / name / "raw")
+        build_zarr2(whole)
+        (whole / ".zgroup").write_text('{"zarr_format": 2}')
+        size = r" \(2 x 3 x 10 x 13 x 17\)"
+        with pytest.raises(UsageError, match=rf"arrays \(a\.zarr{size}, images/a/raw{size}, ima"):
+            open_source(whole)
+
     def test_labels_permute_and_origins_stay(self, tmp_path) -> None:
         path = build_zarr2(tmp_path)
         spec = {

@@ -72,6 +72,19 @@ class TestTiffMetadata:
             data = data.swapaxes(0, 1)
         np.testing.assert_array_equal(source.read(source.domain).squeeze(), data)
 
+    @pytest.mark.parametrize("form", [{}, {"compression": "zlib"}])
+    def test_pages_that_were_written_one_by_one(self, form: dict[str, Any], tmp_path) -> None:
+        import tifffile
+
+        with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+            for plane in DATA[0, 0]:
+                file.write(plane, **form)
+        source = open_source(tmp_path / "a.tif")
+        assert source.axes == "zyx" and (source.read(source.domain)[0, 0] == DATA[0, 0]).all()
+        assert "its pages are, and they are taken for z" in source.notes[0]
+        page = open_source(tmp_path / "a.tif", series=3)
+        assert (page.read(page.domain)[0, 0, 0] == DATA[0, 0, 3]).all()
+
     def test_tiff_pyramid(self, tmp_path) -> None:
         import tifffile
 

@@ -111,12 +111,12 @@ def _sides(sides: Sequence[int], source: Any) -> str:
 
 
 def _voxel(source: Any) -> str:
-    """The size of a voxel along the axes that have one."""
+    """The size of a voxel along the axes that have one: 1 stands for one that is not known."""
     if source.scale is None:
         return "of unknown size"
     each = zip(source.scale, source.units, "tczyx", strict=True)
     return ", ".join(
         f"{axis} {size:g}{f' {unit}' if unit else ''}"
         for size, unit, axis in each
-        if axis in source.axes and axis != "c"
+        if axis in source.axes and axis != "c" and (unit or size != 1 or not any(source.units))
     )

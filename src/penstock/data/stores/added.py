@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from ...base import UsageError, extension_names, find_extension
-from .protocols import suffix_of
+from .protocols import ZIPS, suffix_of
 
 _GROUP = "penstock.stores"
 
@@ -27,25 +27,29 @@ class Format:
 
 
 TIFF = Format("TIFF file", "ometiff", "level series")
-PLANES = Format("TIFF file", "planes", "level series")
+PLANES = "planes"
+"""The room of files that are stacked, each of them of one format."""
 SLICES = Format("DICOM file", "dicom", "series")
 RASTER = Format("raster", "raster", "level")
 _NIFTI = Format("NIfTI file", "nifti")
 FORMATS = {
     **dict.fromkeys((".tif", ".tiff", ".btf", ".lsm", ".stk", ".svs"), TIFF),
     ".dcm": SLICES, ".nii": _NIFTI, ".gz": _NIFTI,
+    **dict.fromkeys((".mgh", ".mgz"), Format("MGH file", "nifti")),
+    **dict.fromkeys((".img", ".hdr"), Format("NIfTI or Analyze file", "nifti")),
     ".npy": Format(".npy array", "in_memory"),
     ".czi": Format("CZI file", "czi", "level series"),
     ".nd2": Format("ND2 file", "nd2", "series"),
     ".lif": Format("LIF file", "lif", "series inside"),
-    **dict.fromkeys((".vrt", ".jp2", ".png", ".jpg", ".jpeg"), RASTER),
+    **dict.fromkeys((".vrt", ".jp2", ".png", ".jpg", ".jpeg", ".bmp", ".webp"), RASTER),
     **dict.fromkeys((".nc", ".nc4"), Format("NetCDF file", "hdf5", "level inside")),
     **dict.fromkeys(
         (".h5", ".hdf5", ".hdf", ".nwb", ".ims"), Format("HDF5 file", "hdf5", "level inside")
     ),
 }  # fmt: skip
 """The format of a file, by suffix."""
-OURS = {"": True, ".n5": True, ".zarr": True, ".json": False, **dict.fromkeys(FORMATS, False)}
+_READ = (".json", *ZIPS, *FORMATS)
+OURS = {"": True, ".n5": True, ".zarr": True, **dict.fromkeys(_READ, False)}
 """The suffixes that Penstock opens itself, and whether an output may have them."""
 
 

@@ -127,11 +127,11 @@ def packing_of(
     return None if packing == plain else packing
 
 
-def same_in_all(values: Sequence[Any], kind: str, where: str, parts: str = "bands") -> Any:
-    """The value of all parts of an array; `UsageError` where they have different ones."""
+def same_in_all(values: Sequence[Any], kind: str, where: str) -> Any:
+    """The value of all bands of a raster; `UsageError` where they have different ones."""
     if len({str(value) for value in values}) > 1:  # a NaN is not equal to itself
         raise UsageError(
-            f"{where}: its {parts} have different values of {kind}; --raw reads what is stored"
+            f"{where}: its bands have different values of {kind}; --raw reads what is stored"
         )
     return values[0]
 

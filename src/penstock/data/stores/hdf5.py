@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .cf_packing import packing_of
-from .frames import physical_size, shown_channel, unit_name
+from .frames import METERS, Sizes, axis_letter, physical_size, shown_channel, sizes_of, unit_name
 from .ome_levels import array_below
 from .protocols import SeveralArrays, in_words, listed
 from .sliced import Asked, OpenedArray, Readable
@@ -58,6 +58,7 @@ def _classic(asked: Asked) -> OpenedArray:
     arrays = {key: each for key, each in handle.variables.items() if len(each.dimensions) > 1}
     try:
         chosen = _chosen(arrays, asked)
+        coordinates = {name: handle.variables.get(name) for name in chosen.dimensions}
     finally:
         with warnings.catch_warnings():  # the file stays mapped as long as its array is there
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -67,6 +68,11 @@ def _classic(asked: Asked) -> OpenedArray:
     return OpenedArray(
         array=chosen.data,
         labels=list(chosen.dimensions),
+        sizes=_spaced(
+            (name, each.data, getattr(each, "units", ""))
+            for name, each in coordinates.items()
+            if each is not None
+        ),
         chunks=_bands(chosen.shape),
         packing=None if asked.raw else packing_of(attributes, dtype, asked.where),
     )
@@ -113,7 +119,9 @@ def _check_within(dataset: Any, where: str) -> None:
 
 def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     _check_within(dataset, asked.where)
-    labels, sizes = _labels(dataset), {}
+    labels = _labels(dataset)
+    scales = [(dim[0].name.rpartition("/")[2], dim[0]) for dim in dataset.dims if len(dim)]
+    sizes = _spaced((name, scale, scale.attrs.get("units", "")) for name, scale in scales)
     micrometers = dataset.attrs.get("element_size_um")  # z, y, x, whatever the axes are
     if (
         micrometers is not None
@@ -137,6 +145,24 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         cache_bytes=cache_bytes if dataset.chunks else 0,
         again=partial(open_array, asked) if dataset.chunks else None,
     )
+
+
+def _spaced(coordinates: Iterable[tuple[str, Any, Any]]) -> Sizes:
+    """The sizes of the axes whose coordinates lie evenly, in a unit of length.
+
+    Args:
+        coordinates: The name of an axis, its coordinates, and their unit.
+    """
+    said = []
+    for name, places, unit in coordinates:
+        length = unit_name(str(_plainly(unit)))
+        if length in METERS and len(places) > 1:
+            each = np.asarray(places[:])
+            steps = np.diff(each.astype(float))
+            rounded = np.abs(each).max() * np.finfo(each.dtype).eps if each.dtype.kind == "f" else 0
+            if np.allclose(steps, steps.mean(), rtol=1e-3, atol=2 * rounded):
+                said.append((axis_letter(name), steps.mean(), length, float(each[0])))
+    return sizes_of(said)
 
 
 def _plainly(value: Any) -> Any:

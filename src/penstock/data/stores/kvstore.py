@@ -22,6 +22,7 @@ from ...base import (
     require,
     scrub,
 )
+from .protocols import ZIPS
 
 
 def read_key(url: str, key: str, *, strict: bool = False) -> bytes | None:
@@ -79,6 +80,8 @@ _NAMES = "|".join(map(re.escape, (*STORE_MARKERS, DELETING)))
 _STORE_KEY = re.compile(rf"(?:{_PART}/)*(?:{_PART}|{_NAMES})")
 
 
+_IN_ZIP = re.compile(rf"(.+(?:{'|'.join(map(re.escape, ZIPS))}))/?(.*?)/*", re.IGNORECASE)
+"""The path or URL of a zip file, and the path of a store in it."""
 _LONGEST = 300  # characters of a message
 
 BRIEF = {
@@ -111,6 +114,12 @@ def kvstore_of(path: str) -> Any:
         path = "|".join([f"file://{quote(settled_spec(unquote(head[7:])))}", *chain])
     if "|" in path:  # TensorStore's own chain of stores, such as a zip file in a bucket
         return path
+    if (zipped := _IN_ZIP.fullmatch(path)) and ("://" in path or Path(zipped[1]).is_file()):
+        above, _, file = zipped[1].rpartition("/")
+        base, inner = kvstore_of(above or "."), f"{zipped[2]}/".lstrip("/")
+        if isinstance(base, str):
+            return f"{base}{file}|zip:{inner}"
+        return {"driver": "zip", "base": {**base, "path": base["path"] + file}, "path": inner}
     if "://" not in path:
         folder = absolute(path)
         for marker in STORE_MARKERS:
@@ -132,6 +141,15 @@ def open_kvstore(spec: Any, where: str) -> Any:
     """The open ``ts.KvStore`` of a spec or URL."""
     with explained_errors(where):
         return ts.KvStore.open(spec, context=ts.Context(BRIEF)).result()
+
+
+def open_to_write(path: str, where: str) -> Any:
+    """The open ``ts.KvStore`` below a path or URL; `UsageError` for one in a zip file, all of which
+    TensorStore would write anew for each chunk."""
+    root = open_kvstore(kvstore_of(path), where)
+    if root.spec().to_json()["driver"] == "zip":
+        raise UsageError(f"{where}: lies in a zip file, which is only read; give another place")
+    return root
 
 
 def is_store(root: Any, where: str) -> bool:

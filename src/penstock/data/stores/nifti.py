@@ -1,4 +1,5 @@
-"""NIfTI files by nibabel: ``.nii`` is mapped, ``.nii.gz`` is decompressed into memory once."""
+"""NIfTI, MGH and Analyze files by nibabel: they are mapped, and ``.nii.gz`` and ``.mgz`` are
+decompressed into memory once."""
 
 from __future__ import annotations
 
@@ -17,24 +18,28 @@ from .sliced import Asked, OpenedArray
 
 _AXES = "xyztc"
 """The axes in the order of NIfTI: space, time, and what a vector holds."""
+_STREAMS = (".gz", ".mgz")
+"""The endings of files that are one compressed stream."""
 _DEFLATES = 1032
 """The bytes that one byte of gzip holds at most."""
 _UNITS = {"sec": "second", "msec": "millisecond", "usec": "microsecond", "unknown": ""}
 
 
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
-    """Open a NIfTI file. Unless they are to be raw, numbers are as ``scl_slope`` and ``scl_inter``
-    say."""
+    """Open such a file, or two with a header and its voxels. Unless they are to be raw, numbers are
+    as ``scl_slope`` and ``scl_inter`` say."""
     image, where = require("nibabel", "nifti").load(asked.file), asked.where
     if not hasattr(image, "affine"):
         raise UsageError(f"{where}: is a {type(image).__name__} without places in space")
     header, affine = image.header, image.affine
     if not np.isfinite(header.get_zooms()).all() or not np.isfinite(affine).all():
         raise UsageError(f"{where}: its header has a size or an affine that is not finite")
-    stored = _stored(asked.file, image.dataobj, where)
+    file = Path(image.file_map["image"].filename)
+    stored = _stored(file, image.dataobj, where)
     rank = stored.ndim
     says = {"scale_factor": image.dataobj.slope, "add_offset": image.dataobj.inter}
-    lengths, times = header.get_xyzt_units()
+    # MGH and Analyze have these.
+    lengths, times = getattr(header, "get_xyzt_units", lambda: ("mm", "msec"))()
     space = unit_name("mm" if lengths == "unknown" else lengths)
     time = unit_name(_UNITS.get(times, times))
     # Without a direction of its own, a voxel's place is size times index and an origin.
@@ -46,7 +51,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         ),
         "the input is one compressed stream, so all of it is in memory: "
         f"{format_bytes(stored.nbytes)}; penstock convert IN OUT.zarr makes an array of it that "
-        "is read in parts": asked.file.suffix.lower() == ".gz",
+        "is read in parts": file.suffix.lower() in _STREAMS,
     }
     units = (space, space, space, time, None)
     origin = (*((0.0,) * 3 if turned else affine[:3, 3]), 0.0, 0.0)
@@ -66,7 +71,7 @@ def _stored(file: Path, proxy: Any, where: str) -> NDArray[Any]:
     """The stored numbers, in Fortran's order, as NIfTI has them."""
     shape, dtype, offset = proxy.shape, proxy.dtype, proxy.offset
     needed = math.prod(shape) * dtype.itemsize
-    if file.suffix.lower() != ".gz":
+    if file.suffix.lower() not in _STREAMS:
         if (size := file.stat().st_size) < offset + needed:
             raise UsageError(
                 f"{where}: is shorter than its header says: {size} bytes of {offset + needed}"

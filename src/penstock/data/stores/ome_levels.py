@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -106,6 +107,41 @@ def holds_labels(attributes: Mapping[str, Any]) -> bool:
     those above."""
     modes = any(each.get("type") == "mode" for each in attributes.get("multiscales", ()))
     return modes or "image-label" in attributes
+
+
+def image_of_n5(says: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What OME-Zarr would say of a group of N5 with the levels ``s0``, ``s1`` and further of one
+    image, as N5-viewer, BigDataViewer, Paintera and COSEM write them.
+
+    Args:
+        says: The attributes of the group.
+        levels: The attributes of each level.
+    """
+    first = levels[0]
+    whole = {**first, **says}
+    axes = whole.get("axes") or "xyzct"[: len(first["dimensions"])]
+    said = whole.get("pixelResolution") or whole.get("resolution") or ()
+    sizes = said["dimensions"] if isinstance(said, Mapping) else said
+    units = [said.get("unit")] * len(sizes) if isinstance(said, Mapping) else whole.get("units", ())
+    datasets = []
+    for number, level in enumerate(levels):
+        halved = zip(first["dimensions"], level["dimensions"], strict=True)
+        factors = level.get("downsamplingFactors") or [round(all_ / few) for all_, few in halved]
+        scale = [size * factor for size, factor in zip(sizes, factors, strict=False)]
+        # A voxel lies at the middle of those that it was made of.
+        place = [size * (factor - 1) / 2 for size, factor in zip(sizes, factors, strict=False)]
+        if by_axis := level.get("transform"):  # of COSEM, in the order of its own axes
+            turned = [by_axis["axes"].index(axis) for axis in axes]
+            scale, place = ([by_axis[key][i] for i in turned] for key in ("scale", "translate"))
+            units = [by_axis["units"][i] for i in turned]
+        rest = len(axes) - len(scale)
+        moves = transformations([*scale, *[1.0] * rest], [*place, *[0.0] * rest]) if scale else ()
+        datasets.append({"path": f"s{number}", "coordinateTransformations": moves})
+    named = [
+        {"name": axis, "unit": unit}
+        for axis, unit in zip_longest(axes, units[: len(axes)], fillvalue="")
+    ]
+    return {"multiscales": [{"version": "n5", "axes": named, "datasets": datasets}]}
 
 
 def transformations(scale: Sequence[float], translation: Sequence[float]) -> list[dict[str, Any]]:

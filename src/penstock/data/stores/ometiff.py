@@ -34,6 +34,7 @@ from .tiff_frame import (
     check_files,
     chosen_series,
     frame_of,
+    is_written_by_page,
     left_out,
     lost,
     packing_in,
@@ -155,10 +156,9 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     """
     where = asked.where
     with _no_complaints(where):
-        file = tifffile.TiffFile(asked.file)
-        file.filehandle.set_lock(True)
-        # The last of the arrays that share the file closes it.
-        weakref.finalize(file, file.filehandle.close)
+        file = _file_of(asked)
+        if asked.series is None and is_written_by_page(file.series):
+            file = _file_of(asked, is_shaped=False)
         check_files(file, where)
         number = chosen_series(file, asked.series, where)
         series = file.series[number]
@@ -173,6 +173,14 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     _check_size(file, number, num_pages, where)
     packing = None if asked.raw else packing_in(file, series, where)
     return _opened(file, number, packing, asked, cache_bytes)
+
+
+def _file_of(asked: Asked, **kinds: bool) -> Any:
+    """The open file, which the last of the arrays that share it closes."""
+    file = tifffile.TiffFile(asked.file, **kinds)
+    file.filehandle.set_lock(True)
+    weakref.finalize(file, file.filehandle.close)
+    return file
 
 
 def _opened(

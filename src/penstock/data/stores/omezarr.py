@@ -6,7 +6,6 @@ Only metadata is handled here; every voxel goes through TensorStore.
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -27,18 +26,19 @@ from .kvstore import (
     kvstore_of,
     local_path,
     open_kvstore,
+    open_to_write,
     reader_of,
     ts,
 )
 from .ome_levels import transformations
-from .protocols import AXES, DTYPES, Source, is_n5
-from .tensorstore import TensorStoreSink, TensorStoreSource
+from .protocols import AXES, DTYPES, Source, is_n5, listed
+from .tensorstore import TensorStoreSink, TensorStoreSource, metadata_meant
 from .tensorstore_open import (
     label_spec,
     open_tensorstore_source,
     prepare_sink,
 )
-from .zarr_groups import Group, label_place
+from .zarr_groups import Group, image_at, label_place
 
 SCRATCH_TILES = "tiles"
 """The folder in a scratch that has the tiles of a GeoTIFF."""
@@ -68,19 +68,22 @@ def open_omezarr_source(
 
     Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
     """
-    group = Group.at(path, name)
+    path, group = image_at(path, name)
     spec: dict[str, Any] = {"driver": group.driver, "kvstore": kvstore_of(path)}
     image = None
-    if "multiscales" in group.ome:
+    if "multiscales" in group.shown:
         image = group.level(level, series)
         spec["path"] = image.path
     else:
-        group.check_array(local_path(group.root.spec()), scrub(path))
         spec["driver"] = _array_driver(group)
         if level or series:
             asked = f"level {level}" if level else f"--series {series}"
             only = "level 0 only" if level else "no series but 0"
             raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
+    if spec["driver"] == "zarr":
+        spec |= metadata_meant(
+            group.json(f"{image.path.strip('/')}/.zarray" if image else ".zarray")
+        )
     return open_tensorstore_source(
         spec, cache_bytes=cache_bytes, name=name, title=path, raw=raw, axes=axes,
         level=image,
@@ -111,7 +114,7 @@ def open_omezarr_sink(
     soon removed: it is encoded fast, not small.
     """
     where = f"{name} {scrub(path)}"
-    root = open_kvstore(kvstore_of(path), where)
+    root = open_to_write(path, where)
     exists = is_store(root, where)
     if exists and not (overwrite or resume):
         raise UsageError(f"{where}: exists; use --overwrite to replace it")
@@ -327,6 +330,11 @@ def _n5(layout: _Layout) -> dict[str, Any]:
             "axes": list(layout.axes[::-1]),
             "resolution": layout.scale[::-1],
             "units": [unit or "" for unit in layout.units[::-1]],
+            # As N5-viewer has it.
+            "pixelResolution": {
+                "unit": layout.units[-1] or "pixel",
+                "dimensions": layout.scale[::-1],
+            },
             "dataType": layout.dtype.name,
             "compression": {"type": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
         },
@@ -380,13 +388,12 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
-    if folder is not None and folder.is_file() and zipfile.is_zipfile(folder):  # no device
+    if group.root.spec().to_json()["driver"] == "zip":
+        names = {key.decode().partition("/")[0] for key in group.root.list().result()}
         raise UsageError(
-            f"{group.where}: a zip file; unpack it, or give a TensorStore spec whose kvstore has "
-            "the driver zip"
+            f"{group.where}: is a zip file of {listed([(name, '') for name in sorted(names)])}; "
+            "name what lies in it as FILE.zip/NAME"
         )
-    if folder is not None and folder.suffix == ".zip" and folder.is_file():
-        raise UsageError(f"{group.where}: a damaged zip file")
     raise UsageError(
         f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
     )

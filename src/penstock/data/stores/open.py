@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,18 @@ from ...base import UsageError, as_usage_error, blaming, parsed_json, scrub, sys
 from ..box import Box
 from ..levels import Rule
 from . import in_memory as memory
-from .added import OURS, PLANES, RASTER, SLICES, Format, added_store, and_added, checked, format_of
+from .added import (
+    OURS,
+    PLANES,
+    RASTER,
+    SLICES,
+    TIFF,
+    Format,
+    added_store,
+    and_added,
+    checked,
+    format_of,
+)
 from .file_formats import ending_of
 from .planes import is_slice, plane_files
 from .protocols import (
@@ -95,11 +107,11 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
     files = None if inside else plane_files(place)
     form = format_of(place)
     if files is not None:
-        form = SLICES if files and is_slice(files[0]) else PLANES
+        of_file = format_of(files[0].name) if files else None
+        is_series = bool(files) and is_slice(files[0])
+        form = SLICES if is_series else replace(of_file or TIFF, room=PLANES)
     if form is not None:
         choices = {key: settings[key] for key in ("level", "series", "raw", "axes")}
-        if form is PLANES and choices["axes"]:  # those of a plane
-            choices["axes"] = f"z{choices['axes']}"
         where = f"{name} {scrub(place)}"
         asked = Asked(path=place, where=where, inside=inside, files=files or (), **choices)
         return _open_file(form, asked, cache_bytes)
@@ -127,13 +139,15 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
     if remote and (form is not RASTER or pattern):
         what = "files of a pattern" if pattern else f"{form.title}s"
         raise UsageError(f"{asked.where}: {what} are read from this machine; copy them here")
-    if form is not PLANES and not (remote or is_file(files[0], asked.where)):
+    if form.room != PLANES and not (remote or is_file(files[0], asked.where)):
         raise UsageError(f"{asked.where}: no such file")
     with as_usage_error(f"{asked.where}: not a readable {form.title}"):
         opened = import_module(f".{form.room}", __package__).open_array(asked, cache_bytes)
-    folder = files[0].parent if asked.files else asked.file
-    address = asked.path if remote else str(folder.resolve())
-    beside = (each.with_name(f"{each.name}.aux.xml") for each in files)
+    address = asked.path if remote else str(asked.file.resolve())
+    if form.room == PLANES:  # which says of what its axes are as the user does
+        asked = replace(asked, axes=None)
+    beside = [each.with_name(f"{each.name}.aux.xml") for each in files]
+    beside += [asked.file.with_suffix(ending) for ending in (".hdr", ".img") if not asked.files]
     whole = [] if remote else [*files, *(each for each in beside if each.is_file())]
     stamps = [fact for each in whole for fact in file_stamp(each)]
     return SlicedSource(opened, asked, address, stamps)

@@ -1,16 +1,21 @@
-"""A folder or a pattern of TIFF files, each a plane of a volume, in the order of their numbers."""
+"""A folder or a pattern of files of one format, each a plane of a volume, or a volume of one time,
+in the order of their numbers."""
 
 from __future__ import annotations
 
 import copy
 import glob
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...base import (
@@ -22,33 +27,47 @@ from ...base import (
     system_errors,
     usable_cores,
 )
-from .protocols import in_words
+from .added import TIFF, format_of
+from .frames import axis_letter, said_of, shown_channel
+from .protocols import AXES, in_words
 from .sliced import Asked, OpenedArray, Readable, decoded_once, read_into
 
 _OPEN = 256
 """Planes that are kept open. Each is a file, of which a process may have about a thousand."""
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"([A-Za-z]*)[\W_]*(\d+)")
+"""A number in a file's name, and the word before it."""
+_COUNTED = {"b": "c", "ch": "c", "chan": "c", "w": "c", "tp": "t"}
+"""Words in names of files that count along an axis, besides those that name it."""
 _SHOWN = 6  # names in a message
+_PICTURES = ((".tif", ".tiff"), (".png", ".bmp"), (".jpg", ".jpeg"))
+"""The endings of files that a folder means; others in it count only where it has none of these."""
+_STACKED = ("ometiff", "raster", "in_memory", "nifti")
+"""The rooms of formats that may be planes of a volume."""
 _MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of a store
 
 
 def plane_files(path: str) -> list[Path] | None:
-    """The TIFF files that a folder or a pattern means, else its DICOM files, in natural order; None
-    for anything else."""
+    """The files that a pattern means, or the pictures in a folder, else its DICOM files, in natural
+    order; None for anything else."""
     place = Path(path).expanduser()
     if "://" in path:
         return None
     if glob.has_magic(path) and not place.exists():
-        files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 -- absolute ones too
+        names = glob.glob(str(place))  # noqa: PTH207 -- absolute ones too
+        files = [file for file in map(Path, names) if file.is_file()]
     elif place.is_dir() and not any((place / marker).exists() for marker in _MARKERS):
         inside = [file for file in place.iterdir() if file.is_file()]
-        files = [file for file in inside if file.suffix.lower() in (".tif", ".tiff")]
+        files = next(filter(None, (_with(inside, endings) for endings in _PICTURES)), [])
         files = files or [file for file in inside if is_slice(file)]
     else:
         return None
     if not files and not glob.has_magic(path):
         return None
     return sorted(files, key=lambda file: natural(file.name))
+
+
+def _with(files: Sequence[Path], endings: Sequence[str]) -> list[Path]:
+    return [file for file in files if file.suffix.lower() in endings]
 
 
 def is_slice(file: Path) -> bool:
@@ -59,43 +78,89 @@ def is_slice(file: Path) -> bool:
         return stream.read(132)[128:] == b"DICM"
 
 
-def check_numbers(files: Sequence[Path], where: str) -> None:
-    """Refuse files between whose numbers some are missing, or of which two have one number."""
-    numbers = [[int(each) for each in _NUMBER.findall(file.name)] for file in files]
-    if len({len(each) for each in numbers}) != 1 or not numbers[0]:
-        return  # named otherwise: their order by name is what there is
-    columns = [column for column in zip(*numbers, strict=True) if len(set(column)) > 1]
-    if len(columns) > 1:
-        raise UsageError(
-            f"{where}: its {plural(len(files), 'file')} differ in {len(columns)} numbers, such as "
-            f"{files[0].name} and {files[-1].name}: planes of one channel and one time make a "
-            "volume; name them by a pattern, in quotes"
+def stacked(
+    files: Sequence[Path], said: str, where: str
+) -> tuple[Sequence[Path], str, tuple[int, ...], str]:
+    """How files are stacked, by the numbers in which their names differ.
+
+    Args:
+        files: The files, in the order of their names.
+        said: The letters of the axes along which they are stacked, as the user says; empty where
+            the names decide. The word before a number says channel, time or z, else it is z.
+        where: What messages begin with.
+
+    Returns:
+        The files in the order of the stack, its axes, its shape, and a sentence on what it was
+        taken for, empty for planes along z.
+
+    Raises:
+        UsageError: Files are missing, or the numbers do not say what they count.
+    """
+    parts = {file: _NUMBER.findall(file.name) for file in files}
+    numbers = {file: tuple(int(number) for _, number in each) for file, each in parts.items()}
+    first = parts[files[0]]
+    one_each = len(set(numbers.values())) == len(files)
+    if not one_each or len({len(each) for each in numbers.values()}) > 1 or len(files) == 1:
+        note = (
+            "the names of the input's files have no numbers that count them, so they lie along "
+            f"{said or 'z'} in the order of their names"
         )
-    if columns:
-        lacking = sorted({*range(columns[0][0], columns[0][-1])} - {*columns[0]})
-        steps = {b - a for a, b in zip(columns[0], columns[0][1:], strict=False)}
-        if lacking and len(steps) > 1:  # every second plane is no gap
-            shown = ", ".join(map(str, lacking[:_SHOWN])) + ", ..." * (len(lacking) > _SHOWN)
-            raise UsageError(
-                f"{where}: {plural(len(lacking), 'plane')} missing between {files[0].name} and "
-                f"{files[-1].name}: {shown}"
-            )
+        return files, said or "z", (len(files),), note * (len(files) > 1)
+    columns = list(zip(*numbers.values(), strict=True))
+    counted = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    axes = said or "".join(_axis_of(first[place][0]) for place in counted)
+    sides = tuple(len(set(columns[place])) for place in counted)
+    if not len(set(axes)) == len(axes) == len(sides):
+        raise UsageError(
+            f"{where}: its {plural(len(files), 'file')} differ in {plural(len(counted), 'number')},"
+            f" such as {files[0].name} and {files[-1].name}, which are taken for {', '.join(axes)}:"
+            " planes of one channel and one time make a volume; name them by a pattern, in quotes, "
+            "or let --axes, such as --axes tzyx, say all axes"
+        )
+    for place, axis in zip(counted, axes, strict=True):
+        if axis != "c":
+            _check_gaps(sorted(set(columns[place])), files, where)
+    if len(files) < math.prod(sides):
+        raise UsageError(
+            f"{where}: files are missing: {len(files)} of {in_words(sides)} along "
+            f"{', '.join(axes)} are there"
+        )
+    ordered = sorted(files, key=numbers.__getitem__)
+    taken = f"by their names the input's files lie along {', '.join(axes)}; --axes says otherwise"
+    return ordered, axes, sides, "" if axes == "z" or said else taken
+
+
+def _axis_of(word: str) -> str:
+    """The axis that a word before a number in a file's name counts."""
+    letter = axis_letter(word)
+    return _COUNTED.get(word.lower(), letter if letter in ("t", "c") else "z")
+
+
+def _check_gaps(numbers: Sequence[int], files: Sequence[Path], where: str) -> None:
+    """Refuse numbers between which some are missing."""
+    lacking = sorted({*range(numbers[0], numbers[-1])} - {*numbers})
+    if lacking and len({b - a for a, b in pairwise(numbers)}) > 1:  # every second plane is no gap
+        shown = ", ".join(map(str, lacking[:_SHOWN])) + ", ..." * (len(lacking) > _SHOWN)
+        raise UsageError(
+            f"{where}: {plural(len(lacking), 'plane')} missing between {files[0].name} and "
+            f"{files[-1].name}: {shown}"
+        )
 
 
 class _Planes(Readable):
-    """Planes that lie in a file each, along z and the axes of a plane."""
+    """Planes that lie in a file each, along the axes of the stack and those of a plane."""
 
     def __init__(
-        self, files: Sequence[Path], open_plane: Callable[[Path], OpenedArray],
-        opened: Sequence[Any], cache_bytes: int,
+        self, files: Sequence[Path], sides: tuple[int, ...],
+        open_plane: Callable[[Path], OpenedArray], opened: Sequence[Any], cache_bytes: int,
     ) -> None:  # fmt: skip
-        """``opened`` are the arrays of the first planes."""
-        self.shape, self.dtype = (len(files), *opened[0].shape), opened[0].dtype
-        self.rank = 1
+        """``sides`` are those of the stack, ``opened`` the arrays of the first planes."""
+        self.shape, self.dtype = (*sides, *opened[0].shape), opened[0].dtype
+        self.rank = len(sides)
         # One cache for all planes, as a brick touches some of them, each in some segments.
         kept = cache_bytes // self.segment_bytes(opened) if self.segment_bytes(opened) else 0
 
-        @lru_cache(_OPEN)
+        @lru_cache(len(opened))
         def plane(z: int) -> Any:
             array: Any = opened[z] if z < len(opened) else open_plane(files[z]).array
             if hasattr(array, "segment_bytes"):
@@ -114,52 +179,63 @@ class _Planes(Readable):
     def read_frame(
         self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
     ) -> None:
-        read_into(self._plane(*place), inside, out)
+        number = int(np.ravel_multi_index(place, self.shape[: self.rank]))
+        read_into(self._plane(number), inside, out)
 
 
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
-    """Open TIFF files as the planes of one volume."""
-    from . import ometiff
-
+    """Open files of one format as the planes of one volume."""
     files, where = asked.files, asked.where
     if not files:
         raise UsageError(f"{where}: no file has such a name")
-    check_numbers(files, where)
+    form = format_of(files[0].name) or TIFF
+    if form.room not in _STACKED or files[0].suffix.lower() == ".gz":  # in memory as a whole
+        packed = "compressed " * (form.room in _STACKED)
+        raise UsageError(f"{where}: {packed}{form.title}s are not stacked; name one of them")
 
     def plane(file: Path) -> OpenedArray:
         place = f"{where}: {file.name}"
-        with as_usage_error(f"{place}: not a readable TIFF file"):
+        with as_usage_error(f"{place}: not a readable {form.title}"):
             of_file = replace(asked, path=str(file), where=place, files=())
-            opened = ometiff.open_array(of_file, 0)
-        return replace(opened, labels=asked.axes[1:].upper()) if asked.axes else opened
+            opened = import_module(f".{form.room}", __package__).open_array(of_file, 0)
+        said = (asked.axes or "")[-len(opened.array.shape) :]
+        by_rank = AXES[-len(opened.array.shape) :].upper()
+        return replace(opened, labels=said.upper() or opened.labels or by_rank)
 
     first, kept = plane(files[0]), list[Any]()
+    most = getattr(first.array, "most_open", _OPEN)
+    of_stack = (asked.axes or "")[: -len(first.array.shape)]
+    files, axes, sides, note = stacked(files, of_stack, where)
     for file, opened in zip(files, in_order(plane, files, usable_cores()), strict=True):
-        kept += [opened.array] if len(kept) < _OPEN else []
-        if "Z" in (opened.labels or ()):
+        kept += [opened.array] if len(kept) < most else []
+        if both := set(axes.upper()) & set(opened.labels or ()):
             raise UsageError(
-                f"{where}: {file.name} holds several planes itself; name one such file, or a "
-                "folder of single planes"
+                f"{where}: {file.name} holds several planes itself, along {min(both).lower()} as "
+                "the files lie; name one such file, or a folder of single planes, or say all axes "
+                "by --axes"
             )
         has, wanted = (_words(each) for each in (opened, first))
         if has != wanted:
             raise UsageError(f"{where}: {file.name}: has {has}, where {files[0].name} has {wanted}")
-    return _stacked(first, files, plane, kept, cache_bytes)
+    first = replace(first, labels=[*axes.upper(), *(first.labels or ())])
+    first = replace(first, notes=[*first.notes, *said_of({note: note})])
+    if axes == "c":
+        first = replace(first, omero=[shown_channel(file.stem) for file in files])
+    return _stacked(first, files, sides, plane, kept, cache_bytes)
 
 
 def _stacked(
-    first: OpenedArray, files: Sequence[Path], open_plane: Callable[[Path], OpenedArray],
-    kept: Sequence[Any], cache_bytes: int,
+    first: OpenedArray, files: Sequence[Path], sides: tuple[int, ...],
+    open_plane: Callable[[Path], OpenedArray], kept: Sequence[Any], cache_bytes: int,
 ) -> OpenedArray:  # fmt: skip
     """The volume of planes that are all like the first."""
-    planes = _Planes(files, open_plane, kept, cache_bytes)
+    planes = _Planes(files, sides, open_plane, kept, cache_bytes)
     return replace(
         first,
         array=planes,
-        labels=["Z", *(first.labels or ())],
-        chunks=(1, *first.chunks),
-        cache_bytes=cache_bytes if planes.segment_bytes(kept) else 0,
-        again=partial(_stacked, first, files, open_plane, kept),
+        chunks=(*(1,) * len(sides), *first.chunks),
+        cache_bytes=cache_bytes if planes.segment_bytes(kept) else first.cache_bytes,
+        again=partial(_stacked, first, files, sides, open_plane, kept),
     )
 
 

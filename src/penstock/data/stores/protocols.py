@@ -11,6 +11,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -232,7 +233,9 @@ def overlap(a: Source | Sink, b: Source | Sink) -> bool:
         True where they touch.
     """
     inner, outer = f"{a.address}/", f"{b.address}/"
-    return inner.startswith(outer) or outer.startswith(inner)
+    touch = inner.startswith(outer) or outer.startswith(inner)
+    # The address of files of a pattern is the pattern.
+    return touch or (fnmatch(b.address, a.address) and not Path(a.address).exists())
 
 
 def refuse_overlap(flag: str, sink: Sink, others: Mapping[str, Source | Sink | None]) -> None:
@@ -301,6 +304,9 @@ def check_dtype(dtype: Any, where: str) -> np.dtype[Any]:
         raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(DTYPES)}")
     return np.dtype(dtype_name)
 
+
+ZIPS = (".zip", ".ozx")
+"""The endings of zip files, in which stores are read."""
 
 LONGEST = 2**31 - 1
 """The most voxels along an axis. Plans hold some bytes for each patch along an axis, and metadata

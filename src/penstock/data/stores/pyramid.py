@@ -28,7 +28,7 @@ from ..box import Box, Grid
 from ..levels import SPACE, LevelBelow, Rule, box_above, levels_below, reduced
 from ..normalize import Histogram
 from .frames import shown_channels
-from .kvstore import ts
+from .kvstore import open_to_write, ts
 from .ome_levels import holds_labels, transform_of, transformations
 from .omezarr import open_omezarr_source
 from .open import parse_spec
@@ -78,6 +78,7 @@ def add_levels(
     """
     group = Group.at(path, name)
     where, image = group.where, group.image()
+    open_to_write(path, where)
     first = level_of(path, 0, name)
     if not image["datasets"][0].get("coordinateTransformations"):
         raise UsageError(

@@ -91,14 +91,20 @@ def is_explained_beside(path: Path, *, placed: bool) -> bool:
 
 
 class _Bands:
-    """The bands of a raster, as c y x. A dataset of GDAL belongs to one thread: each has one."""
+    """The bands of a raster, as c y x, or y x if it has one. A dataset of GDAL belongs to one
+    thread: each has one."""
+
+    most_open = 32
+    """The planes of a volume that are kept open, each by several threads."""
 
     def __init__(self, place: str, level: int) -> None:
         self._rasterio = require("rasterio", "scenes")
         self._place, self._level, self._options = place, level, gdal_options(place)
         self._threads = threading.local()
         first = self.opened()
-        self.shape: tuple[int, ...] = (first.count, first.height, first.width)
+        self._bands = range(1, first.count + 1)
+        # One band is no axis.
+        self.shape: tuple[int, ...] = (first.count, *first.shape)[first.count == 1 :]
         self.dtype = np.dtype(first.dtypes[0])
 
     def opened(self) -> Any:
@@ -113,9 +119,9 @@ class _Bands:
         return self._threads.dataset
 
     def __getitem__(self, index: tuple[slice, ...]) -> NDArray[Any]:
-        bands, rows, columns = index
+        *bands, rows, columns = index
         window = self._rasterio.windows.Window.from_slices(rows, columns)
-        numbers = [band + 1 for band in range(self.shape[0])[bands]]
+        numbers = [*self._bands[bands[0]]] if bands else 1  # which makes no axis
         try:
             with self._rasterio.Env(**self._options):
                 read: NDArray[Any] = self.opened().read(numbers, window=window)
@@ -158,8 +164,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     rows, columns = dataset.block_shapes[0]
     return OpenedArray(
         array=raster,
-        labels=["band", "y", "x"],
-        chunks=(1, rows, columns),
+        labels="cyx"[-len(raster.shape) :],
+        chunks=(1, rows, columns)[-len(raster.shape) :],
         sizes=sizes if straight else {},
         omero=[shown_channel(text) for text in dataset.descriptions],
         notes=said_of(lost),
@@ -224,10 +230,13 @@ def georeference_of(
     with as_usage_error(
         f"{where}: the input's CRS cannot be read", errors.RasterioError, ValueError, OSError
     ):
-        options = gdal_options(source.address)
-        with rasterio.Env(**options), rasterio.open(source.address) as dataset:
-            crs, transform, nodata = dataset.crs, dataset.transform, dataset.nodata
-            height, width = dataset.shape
+        files = getattr(source, "files", ()) or [source.address]
+        with rasterio.Env(**gdal_options(source.address)):
+            places = {file: _place_of(rasterio, file) for file in files}
+    crs, transform, nodata, (height, width) = places[files[0]]
+    for file, place in places.items():
+        if place[:2] != places[files[0]][:2]:
+            raise UsageError(f"{where}: {file} lies elsewhere than {files[0]}")
     text = crs.to_wkt() if crs else None
     if _is_lost(text, source.address):
         raise UsageError(
@@ -241,6 +250,12 @@ def georeference_of(
     moved = (a, b, c + a * at[4] + b * at[3], d, e, f + d * at[4] + e * at[3])
     value = _nodata(nodata, dtype, stored=getattr(source, "packing", None) is None)
     return Georeference(text, moved, value)
+
+
+def _place_of(rasterio: Any, file: Any) -> tuple[Any, ...]:
+    """The CRS, transform, no-data value and shape of a raster."""
+    with rasterio.open(file) as dataset:
+        return dataset.crs, dataset.transform, dataset.nodata, dataset.shape
 
 
 def _is_lost(crs: str | None, address: str) -> bool:

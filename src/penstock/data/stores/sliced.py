@@ -252,7 +252,7 @@ class SlicedSource(BoxReader, Framed):
         self._is_absent = getattr(array, "is_absent", None)
         self._again, self._place = opened.again, (asked, address, stamps)
         self.name, self.address, self.array = scrub(asked.path), address, array
-        self.raw = asked.raw
+        self.raw, self.files = asked.raw, asked.files
         stored = check_dtype(np.dtype(array.dtype).name, asked.where)
         self.dtype, self.packing = packing.dtype if packing else stored, packing
         self.packed_itemsize = packing.stored.itemsize if packing else 0

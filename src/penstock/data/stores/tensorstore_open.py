@@ -42,8 +42,8 @@ from .tensorstore import (
     TensorStoreSource,
     box_of,
     cache_limits,
-    cache_of,
     grid_origin,
+    opened_for_reading,
     settled,
 )
 from .zarr_groups import Group
@@ -77,7 +77,7 @@ def open_tensorstore_source(
         title = scrub(title or address(ts.Spec(spec).kvstore))
     where = f"{name} {title}"
     with explained_errors(where):
-        array = ts.open(spec, context=cache_of(cache_bytes), **EXISTING).result()
+        array = opened_for_reading(spec, cache_bytes)
         stored = array.spec().to_json()
         attributes = _attributes(array, _innermost(stored))
     if key := _innermost(stored).get("scale_metadata", {}).get("key"):  # of precomputed
@@ -145,7 +145,7 @@ def _codec(array: Any) -> str:
 def _level_of(array: Any, stored: Mapping[str, Any], where: str) -> tuple[Level | None, list[str]]:
     """The level of OME-Zarr that a whole array is, by a group above it, and notes; None if it is
     none."""
-    if stored["driver"] not in ("zarr", "zarr3") or "output" in stored.get("transform", {}):
+    if stored["driver"] not in ("zarr", "zarr3", "n5") or "output" in stored.get("transform", {}):
         return None, []
     place = array.kvstore.spec().to_json()
     parts = place.get("path", "").rstrip("/").split("/")

@@ -8,7 +8,7 @@ meaning) as z where there is no other.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from xml.etree import ElementTree
@@ -61,6 +61,14 @@ def chosen_series(file: Any, said: int | None, where: str) -> int:
         and (each.kind, each.name) not in _BESIDE
     }  # fmt: skip
     return chosen_of((said is None and pictures) or words, said, "series", where)
+
+
+def is_written_by_page(all_series: Sequence[Any]) -> bool:
+    """Whether the series are pages of one image that a program wrote one by one with tifffile, as
+    imageio does: each is a page, and all are alike."""
+    kinds = {(each.kind, each.shape, each.dtype, len(each.pages)) for each in all_series}
+    shown = {(kind, pages) for kind, _, _, pages in kinds}
+    return len(all_series) > 1 and len(kinds) == 1 and shown == {("shaped", 1)}
 
 
 def axes_of(series: Any, said: str | None) -> tuple[str, list[str]]:
@@ -174,7 +182,10 @@ def _ground_sizes(page: Any) -> Sizes:
     """The size of a pixel on the ground, if the file is a GeoTIFF."""
     said = page.geotiff_tags or {}
     unit = "meter" if said.get("ProjLinearUnitsGeoKey") == _METRE else None
-    sizes = zip("xy", said.get("ModelPixelScale", ()), strict=False)
+    rows = np.asarray(said.get("ModelTransformation", np.zeros((2, 2))))[:2, :2]
+    turned = rows[0, 1] or rows[1, 0]  # of a raster with south above
+    along = said.get("ModelPixelScale") or (() if turned else np.abs(np.diag(rows)))
+    sizes = zip("xy", along, strict=False)
     return sizes_of((axis, size, unit, 0.0) for axis, size in sizes if size > 0)
 
 

@@ -1,7 +1,7 @@
 """Groups of a Zarr or N5 store: the attributes that one has, the images and arrays below it.
 
 A group that holds several things is refused with their names, so that never the first of them is
-taken in silence. The user names one by its path; no path of a stranger's metadata is followed.
+taken in silence, and the user names one by its path. The only one is taken.
 
 An output in the folder ``labels`` of an image is one of its labels. ``image.ome.zarr/labels/cells``
 says that it is a label image, and ``image.ome.zarr/labels`` lists its names, by which viewers find
@@ -13,17 +13,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
-from itertools import takewhile
-from pathlib import Path
+from itertools import count, takewhile
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from ...base import UsageError, as_usage_error, parsed_json, scrub, well_formed
 from .cf_packing import NAMES, number_of, packing_of
-from .ome_levels import Level, array_below, described, image_of
-from .protocols import SeveralArrays, in_words, listed
+from .ome_levels import Level, array_below, described, image_of, image_of_n5
+from .protocols import SeveralArrays, in_words, is_n5, listed
 
 Read = Callable[[str], bytes | None]
 """The bytes of a key of a store; None where it has no such key."""
@@ -81,9 +82,22 @@ class Group:
         """The attributes of OME."""
         return self.document[2]
 
+    @cached_property
+    def shown(self) -> dict[str, Any]:
+        """The attributes of OME, or for a group of N5 what these would say of its levels."""
+        says = {} if self.ome else self.json("attributes.json")
+        if self.ome or not (says or is_n5(self.where)) or _shape(says):
+            return self.ome
+        with well_formed(f"{self.where}: its metadata is malformed"):
+            each = (self.json(f"s{number}/attributes.json") for number in count())
+            levels = list(takewhile(_shape, each))
+            return image_of_n5(says, levels) if levels else self.ome
+
     @property
     def driver(self) -> str:
         """TensorStore's driver for the group's arrays."""
+        if self.shown is not self.ome:
+            return "n5"
         return "zarr3" if self.document[0] == "zarr.json" else "zarr"
 
     def image(self, series: int | None = None) -> Mapping[str, Any]:
@@ -94,12 +108,12 @@ class Group:
     def level(self, number: int, series: int | None = None) -> Level:
         """One level of an image."""
         with well_formed(f"{self.where}: its metadata is malformed"):
-            return described(self.ome, number, self.where, series)
+            return described(self.shown, number, self.where, series)
 
     def level_called(self, name: str) -> Level | None:
         """The level of an image whose array has a name below the group; None if it is none."""
         with well_formed(f"{self.where}: its metadata is malformed"):
-            for series, image in enumerate(self.ome.get("multiscales", ())):
+            for series, image in enumerate(self.shown.get("multiscales", ())):
                 for number, dataset in enumerate(image["datasets"]):
                     if str(dataset["path"]).strip("/") == name:
                         return self.level(number, series)
@@ -113,33 +127,51 @@ class Group:
         self.root.write(key, json.dumps(document, indent=2, allow_nan=False).encode()).result()
         self.root.write(".zmetadata", None).result()
 
-    def check_array(self, folder: Path | None, place: str) -> None:
-        """Refuse a group that is no array, with a sentence that names what may be taken from it.
+    def only_below(self, folder: Path | None, place: str) -> str | None:
+        """The path or URL of the only image or array in a group; None for what is no such group.
 
         Args:
             folder: Its folder; None where it is not on this machine.
             place: Its path or URL.
 
         Raises:
-            UsageError: It is such a group.
+            UsageError: It has none, or several; the sentence names them.
         """
         if any(map(_shape, map(self.json, _MARKERS))):
-            return
+            return None
         with well_formed(f"{self.where}: its metadata is malformed"):
             said = _choices(self) or _arrays(self, folder)
         if said is None:
-            return
+            return None
         kind, names = said
         if not names:
             raise UsageError(
                 f"{self.where}: is {kind}, and none is listed in it; name one by its path"
             )
         paths = [array_below(name, self.where).strip("/") for name, _ in names]
+        if len(paths) == 1 and PurePosixPath(paths[0]).parts:
+            return joined(place, paths[0])
         raise SeveralArrays(
             f"{self.where}: is {kind} ({listed(names)}); name one, such as "
             f"{joined(self.where, paths[0])}",
             [(joined(place, path), more) for path, (_, more) in zip(paths, names, strict=True)],
         )
+
+
+def image_at(place: str, flag: str) -> tuple[str, Group]:
+    """The image or array at a path or URL, or the only one below it, which ``flag`` takes: its
+    place, and its group."""
+    from .kvstore import local_path
+
+    for _ in range(_DEPTH):
+        group = Group.at(place, flag)
+        only = None
+        if "multiscales" not in group.shown:
+            only = group.only_below(local_path(group.root.spec()), place)
+        if only is None:
+            break
+        place = only
+    return place, group
 
 
 def joined(place: str, name: str) -> str:
@@ -158,10 +190,10 @@ def first_level_of(place: str) -> str:
     if "://" in place or not folder.is_dir():
         return place
     group = Group(_reader(folder), place)
-    if "multiscales" in group.ome:
+    if "multiscales" in group.shown:
         return f"{place}/{group.level(0).path}"
-    group.check_array(folder, place)
-    return place
+    only = group.only_below(folder, place)
+    return place if only is None else first_level_of(only)
 
 
 def check_not_packed(place: str) -> None:
@@ -230,7 +262,7 @@ def _arrays(group: Group, folder: Path | None) -> tuple[str, list[tuple[str, str
     is_v3 = group.json("zarr.json").get("node_type") == "group"
     if not is_v3 and not any(map(group.read, (".zgroup", "attributes.json"))):
         return None
-    arrays = dict(_listed(group)) or dict(_below(folder))
+    arrays = dict(_below(folder)) or dict(_listed(group))
     return "a group of arrays", [
         (path, in_words(shape))
         for path, shape in sorted(arrays.items()) if len(shape) > 1
@@ -249,15 +281,17 @@ def _listed(group: Group) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _below(folder: Path | None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The arrays in the folders below a folder, with their shapes."""
-    for here, folders, files in os.walk(folder) if folder else ():
+    """The arrays in the folders below a folder, with their shapes. The levels of an image are one,
+    by the name of the image."""
+    for here, folders, _ in os.walk(folder) if folder else ():
         place = Path(here).relative_to(folder or "")
-        for marker in set(_MARKERS) & set(files):
-            shape = _shape(Group(_reader(Path(here)), here).json(marker))
-            if shape:
-                yield place.as_posix(), shape
-                folders.clear()
-        if len(place.parts) >= _DEPTH:
+        group, first = Group(_reader(Path(here)), here), ""
+        with suppress(UsageError):
+            first = f"{group.level(0).path}/" if "multiscales" in group.shown else ""
+        shape = next(filter(None, (_shape(group.json(f"{first}{key}")) for key in _MARKERS)), ())
+        if shape:
+            yield place.as_posix(), shape
+        if shape or len(place.parts) >= _DEPTH:
             folders.clear()
 
 
