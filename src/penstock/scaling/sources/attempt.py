@@ -15,15 +15,17 @@ from email.utils import mktime_tz, parsedate_tz
 from ...base import leading_seconds
 from ...instruments import PHASES
 from ..runs import COMPARED, Status, end_in
+from .gpu_readings import GpuReadings
 
 MOST_RANKS = 100_000
 """The maximum number of training times of ranks that are kept; then the last keeps the slowest."""
-MOST_READINGS, MOST_EPOCHS = 1 << 20, 1 << 16
-"""The maximum numbers of GPU-Util readings and of epochs whose scores are kept: those of a week."""
+MOST_EPOCHS = 1 << 16
+"""The maximum number of epochs whose scores are kept: those of a week."""
 
 SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
 COUNT = re.compile(r"\d{1,15}")
-_FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
+_FIELDS = re.compile(r"(?<![:\s])(?:\s{2,}|\t)(?![:\s])|\s\|\s")
+"""The gaps between the fields of a line; names and values that are aligned are no two fields."""
 _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
@@ -56,8 +58,6 @@ _DATE = re.compile(
     r"(?: (?![AP]M)[A-Z]{2,5})? \d{4}\b"
 )
 """A date as `date` and nvidia-smi print it."""
-_SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
-_SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
 _OF_A_TRAINING = frozenset({
     "max epochs", "effective batch size", "batch size", "batch size per gpu",
 })  # fmt: skip
@@ -101,7 +101,7 @@ class Attempt:
     """The first and the last epoch that ended, counted from 0."""
     steps: int | None = None
     workload: str | None = None
-    utilisation: list[float] = field(default_factory=list)
+    gpus: GpuReadings = field(default_factory=GpuReadings)
     device: str | None = None
     """The device as our own training names it."""
     all_steps: int | None = None
@@ -136,7 +136,7 @@ class Attempt:
         fields = {name: text for name, text in self.fields.items() if name in _OF_THE_JOB}
         if self.later:  # a process that says nothing of members is alone
             fields.pop("members", None)
-        return Attempt(fields | self.later, same_start=True)
+        return Attempt(fields | self.later, gpus=GpuReadings(self.gpus.table), same_start=True)
 
     def contradicts(self, other: Attempt) -> bool:
         """Whether a field of a training has another value in another attempt."""
@@ -154,7 +154,7 @@ class Attempt:
             self.take_extreme(name, value)
         self.diverged |= other.diverged
         self.phases |= other.phases
-        self.utilisation += other.utilisation
+        self.gpus.percents += other.gpus.percents
         self.end = self.end or other.end
 
     def count(self, *names: str) -> int | None:
@@ -172,7 +172,7 @@ class Attempt:
         Raises:
             ValueError: It has a time whose meaning is not known.
         """
-        kept = self.take_lightning(line) or self._take_kind(line, _KINDS)
+        kept = self.take_lightning(line) or self.gpus.take(line) or self._take_kind(line, _KINDS)
         end = end_in(line)
         # A job that is stopped or cancelled also ends with an error. SLURM's own message decides.
         decides = self.end in (None, "crashed") or (self.end == "stopped" and end != "crashed")
@@ -340,11 +340,6 @@ _LEAST = frozenset({"val_loss", "best_loss"})
 rank, the greatest does."""
 
 
-def _take_utilisation(attempt: Attempt, row: re.Match[str]) -> None:
-    if len(attempt.utilisation) < MOST_READINGS:
-        attempt.utilisation.append(float(row[1]))
-
-
 def _take_finished(attempt: Attempt, end: re.Match[str]) -> None:
     attempt.finished = True
     attempt.fields.setdefault(f"max {end[1]}", end[2])
@@ -378,8 +373,6 @@ _OF_LIGHTNING: tuple[_KindOfLine, ...] = (
 """Lines that Lightning itself prints, such as ``MEMBER: 1/4`` and ``max_epochs=5 reached``."""
 _KINDS: tuple[_KindOfLine, ...] = (
     (_PROGRESS.match, _take_bar),
-    (_SMI_ROW.search, _take_utilisation),
-    (_SMI_CSV.match, _take_utilisation),
     (_OUR_EPOCH.match, _take_our_epoch),
     (_OURS.match, _take_our_device),
     (_STEP.match, _take_phases),
