@@ -3,6 +3,7 @@
 import argparse
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,21 @@ def test_one_column_is_enough(tmp_path) -> None:
     )
     figures = metrics_figures(tmp_path / "gpu.csv")
     assert [*figures] == ["gpu_util"]
-    assert y_of(figures["gpu_util"], "GPU 0") == [40]
+    assert y_of(figures["gpu_util"], "GPU") == [40]
     figures = metrics_figures(tmp_path / "gpu.csv", mean=True, smooth=2)
     (out,) = save_under(tmp_path / "gpu_plot", figures)
     assert out.name == "gpu_plot_gpu_util.png" and out.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_gpus_are_told_apart_or_refused(tmp_path) -> None:
+    path = tmp_path / "gpu.csv"
+    path.write_text(GPU_CSV.replace("index,", "pci.bus_id,"))
+    assert y_of(metrics_figures(path)["gpu_util"], "GPU 1 NVIDIA A10G", 1) == [0, 10, 20]
+    path.write_text(GPU_CSV.replace("index,", "temperature.gpu,"))
+    with pytest.raises(UsageError, match=r"gpu\.csv holds readings of several GPUs"):
+        metrics_figures(path)
+    path.write_text(re.sub(r"(, 1, .*), \d+ %", r"\1, [N/A]", GPU_CSV))
+    assert metrics_figures(path)["gpu_util"].note.endswith("no reading of GPU 1 NVIDIA A10G")
 
 
 @pytest.mark.parametrize("text", ["", "a, b\n1, 2\n", "timestamp, index\n2025/09/12 00:00:00, 0\n"])
