@@ -272,6 +272,12 @@ def test_a_figure_as_a_document_keeps_what_can_be_seen() -> None:
     assert document_of(Series("", [1.23456789], [np.float32(0.1)]))["x"] == [1.2346]
 
 
+def test_values_that_differ_little_stay_below_the_edge() -> None:
+    lines = [Series("", [0, 1], [376, 385], "dots")]
+    drawn = draw(Figure("", "", [Panel("", Axis("x"), Axis("y"), lines)]))
+    assert drawn.axes[0].get_ylim() == (0, pytest.approx(385 * 1.05))
+
+
 def test_a_figure_on_paper_draws_no_formula() -> None:
     from matplotlib.text import Text
 
