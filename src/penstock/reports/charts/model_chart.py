@@ -138,12 +138,10 @@ def _by_tile(
     if failed:
         finite = [value for value in values if np.isfinite(value)]
         top = 1.1 * max([*finite, *(value for value, _ in limits)], default=1.0)
-        said: dict[float, str] = {}
-        for cell in failed:  # a tile has one cross
-            words, x = f"{cell.batch}: {cell.failed_word}", float(tiles.index(cell.tile))
-            said[x] = f"{said[x]}, {words}" if x in said else words
-        look: dict[str, Any] = {"marker": "x", "texts": [*said.values()]}
-        cross = Series("failed", [*said], [top] * len(said), "points", "limit", **look)
+        by_tile = group_by(failed, lambda cell: float(tiles.index(cell.tile)))
+        words = [", ".join(f"{c.batch}: {c.failed_word}" for c in of) for of in by_tile.values()]
+        look: dict[str, Any] = {"marker": "x", "texts": words}
+        cross = Series("failed", [*by_tile], [top] * len(by_tile), "points", "limit", **look)
         series.append(cross)
     return Panel(axis.name, Axis(_CASE, ticks=tiles), axis, series, limits)
 
