@@ -16,7 +16,8 @@ from penstock.cli import main
 from penstock.instruments import Ledger
 from penstock.reports import Chapter, Report, html_page
 from penstock.reports.charts.chart import words_of
-from penstock.reports.training.pictures import detection_pictures, draw_curves
+from penstock.reports.training.fit_files import Steps
+from penstock.reports.training.pictures import detection_pictures, draw_curves, draw_steps
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.study_text import report_of_scaling
 
@@ -116,6 +117,13 @@ def test_what_a_training_does_not_hold_is_said(tmp_path) -> None:
     assert "Its speed is not known: no epoch has ended." in report_of_training(bare).verdict
     diverged = training(tmp_path / "b", WAITING, losses=(0.9, None))
     assert "It diverged: a validation loss was not finite." in report_of_training(diverged).verdict
+
+
+def test_steps_above_the_axis_are_told() -> None:
+    nothing, seconds = np.full(200, np.nan), np.full(200, 0.001)
+    seconds[0] = 2.0
+    figure = draw_steps([Steps(0, nothing, nothing, {"step": seconds})])
+    assert figure.note == "1 rank; 1 step above the axis, of up to 2.00 s"
 
 
 def test_the_rank_that_others_wait_for_is_named(tmp_path) -> None:
