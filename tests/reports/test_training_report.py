@@ -169,7 +169,7 @@ def test_several_trainings_are_a_study_of_scaling(tmp_path, capsys) -> None:
     report = report_of_scaling(sorted((tmp_path / "runs").iterdir()), "Scaling", print)
     assert report.verdict[0].startswith("No scaling study: mixed experiments")
     alone = report_of_scaling([tmp_path / "runs" / "1"], "Scaling", print)
-    assert alone.verdict[0] == "No scaling study: it takes two sizes, and there is 1 run of 1 size."
+    assert alone.verdict[0] == "No scaling study: it takes two sizes, not 1 run of 1 size."
     capsys.readouterr()
     assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
 

@@ -91,6 +91,15 @@ TOLD: dict[str, tuple[str, dict[str, object]]] = {
         "Total training time:     0:06:40\n"),
         {"job": "8", "epochs": 50, "batch": 32, "seconds": 400, "complete": True},
     ),
+    "the bar that Lightning draws where rich is installed": (
+        ("Job ID: 5\nBatch size (per GPU): 4\n"
+        "Epoch 1/2  ━━━━━╸━━ 6/10 0:00:00 • 0:00:00 75.88it/s train_loss: nan\n"
+        "Epoch 2/2  ━━━━━━━━ 10/10 0:00:00 • 0:00:00 75.88it/s train_loss: 0.020\n"
+        "                                                   val_loss: 0.016  \n"
+        "                                                   val_acc: 0.900   \n"
+        "Total training time: 0.51 seconds\n"),
+        {"epochs": None, "steps": 10, "val_loss": 0.016, "val_acc": 0.9, "diverged": True},
+    ),
     "seff below it": (
         ("Job ID: 1\nMax epochs: 5\nTotal training time: 3.0 seconds\n"
         "Job ID: 1\nCluster: raven\nState: COMPLETED (exit code 0)\nNodes: 1\n"),
