@@ -98,8 +98,8 @@ def read_ledger(path: Path) -> list[Record]:
     if lines and not lines[0].startswith(b"{"):
         begin = lines[0][:40].decode("utf-8", "replace")
         raise UsageError(
-            f"{path} is not a ledger: it begins with {begin!r}; penstock scaling reads logs of jobs "
-            "and what trackers kept, penstock plot the CSV of a benchmark"
+            f"{path} is not a ledger: it begins with {begin!r}; penstock scaling reads logs of "
+            "jobs and what trackers kept, penstock plot the CSV of a benchmark"
         )
     if _is_json(rest):
         lines.append(rest)
