@@ -79,7 +79,7 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path) -> N
     ("flags", "sentence"),
     [
         ("--inputs q", "--inputs q: .* no such variable of numbers; it has t, s, land, profile"),
-        ("--inputs t profile", "profile has axes level; it must end in y, x"),
+        ("--inputs t profile", "profile has axes level; it must have y, x"),
         ("--inputs land", "no variable has an axis of samples"),
         ("--offsets -4 0 --target-offset 2", "time has 6 steps, too few for --offsets -4 0 and"),
         ("--samples 5", "--samples 5: .* gives 4"),
@@ -135,6 +135,8 @@ def test_corners_of_cells_are_no_weather_and_months_no_hindrance(tmp_path, capsy
         ("time level lat lon", "time lat lon", {}, []),
         ("time level lon lat", "time lat lon", {}, []),
         ("level lon lat time", "time lat lon", {}, []),
+        ("time lat lon level", "time lat lon", {}, []),
+        ("b level a t", "t b a", {"t": {"axis": "T"}, "a": {"axis": "X"}, "b": {"axis": "Y"}}, []),
         ("t level b a", "t b a", {"t": {"units": "days since 2000-01-01"}}, []),
         ("t level a b", "t b a", {"t": {"axis": "T"}, "a": {"units": "degrees_east"}}, []),
         ("level t x y", "t y x", {"t": {"standard_name": "time"}, "y": {"axis": "Y"}}, []),

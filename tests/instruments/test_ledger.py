@@ -223,5 +223,5 @@ if __name__ == "__main__":
 
 def test_a_table_is_no_ledger(tmp_path) -> None:
     (tmp_path / "runs.csv").write_text("devices,seconds\n1,362.45\n")
-    with pytest.raises(UsageError, match=r"runs.csv is not a ledger: it begins with b'devices,sec"):
+    with pytest.raises(UsageError, match=r"runs.csv is not a ledger: it begins with 'devices,sec"):
         read_ledger(tmp_path / "runs.csv")

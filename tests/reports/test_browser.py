@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.reports import Chapter, Report, Section, html_page, report_of_records
+from penstock.reports.charts.chart import Axis, Figure, Panel, Series
+from penstock.reports.content import Picture
 from penstock.reports.infer.report import report_of_run
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.study_text import report_of_scaling
@@ -77,6 +79,17 @@ def test_a_page_of_a_run_fits_a_phone_and_a_dark_screen(browser: Browser, tmp_pa
     browser.call("Emulation.clearDeviceMetricsOverride")
     browser.call("Emulation.setEmulatedMedia", features=[])
     assert browser.complaints() == []
+
+
+def test_what_is_above_an_axis_is_not_drawn_over_the_title(browser: Browser, tmp_path) -> None:
+    bars = [Series("", [0, 1], [1, 50], "bars")]
+    panel = Panel(y=Axis("y", high=2), series=bars)
+    pictures = [Picture("p", "c", lambda: Figure("title", "", [panel]))]
+    shown(browser, tmp_path, Report("t", ["v."], [], [Chapter("c", pictures=pictures)]))
+    at = "(() => { const box = document.querySelector('.panel svg').getBoundingClientRect();"
+    at += "return document.elementFromPoint(box.x + 0.8 * box.width, box.y + PLACE).tagName; })()"
+    above, inside = (browser.run(at.replace("PLACE", y)) for y in ("-8", "0.5 * box.height"))
+    assert (above.lower(), inside) == ("p", "rect")
 
 
 def test_nothing_hostile_runs_or_is_fetched(browser: Browser, tmp_path) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,21 @@ def test_one_column_is_enough(tmp_path) -> None:
     )
     figures = metrics_figures(tmp_path / "gpu.csv")
     assert [*figures] == ["gpu_util"]
-    assert y_of(figures["gpu_util"], "GPU 0") == [40]
+    assert y_of(figures["gpu_util"], "GPU") == [40]
     figures = metrics_figures(tmp_path / "gpu.csv", mean=True, smooth=2)
     (out,) = save_under(tmp_path / "gpu_plot", figures)
     assert out.name == "gpu_plot_gpu_util.png" and out.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_gpus_are_told_apart_or_refused(tmp_path) -> None:
+    path = tmp_path / "gpu.csv"
+    path.write_text(GPU_CSV.replace("index,", "pci.bus_id,"))
+    assert y_of(metrics_figures(path)["gpu_util"], "GPU 1 NVIDIA A10G", 1) == [0, 10, 20]
+    path.write_text(GPU_CSV.replace("index,", "temperature.gpu,"))
+    with pytest.raises(UsageError, match=r"gpu\.csv holds readings of several GPUs"):
+        metrics_figures(path)
+    path.write_text(re.sub(r"(, 1, .*), \d+ %", r"\1, [N/A]", GPU_CSV))
+    assert metrics_figures(path)["gpu_util"].note.endswith("no reading of GPU 1 NVIDIA A10G")
 
 
 @pytest.mark.parametrize("text", ["", "a, b\n1, 2\n", "timestamp, index\n2025/09/12 00:00:00, 0\n"])
@@ -258,6 +270,12 @@ def test_a_figure_as_a_document_keeps_what_can_be_seen() -> None:
     assert len(names["x"]["ticks"][3]) < 200, "a name of any length is cut"
     assert image["image"]["width"] == 3
     assert document_of(Series("", [1.23456789], [np.float32(0.1)]))["x"] == [1.2346]
+
+
+def test_values_that_differ_little_stay_below_the_edge() -> None:
+    lines = [Series("", [0, 1], [376, 385], "dots")]
+    drawn = draw(Figure("", "", [Panel("", Axis("x"), Axis("y"), lines)]))
+    assert drawn.axes[0].get_ylim() == (0, pytest.approx(385 * 1.05))
 
 
 def test_a_figure_on_paper_draws_no_formula() -> None:

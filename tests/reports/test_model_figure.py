@@ -139,11 +139,15 @@ def test_the_seeds_own_files_draw(tmp_path) -> None:
         (0, pytest.approx(33.6 * 256**2)), (1, pytest.approx(21.8 * 384**2)),
     ]  # fmt: skip
     assert known(figure.panels[TIME].series[0].y) == pytest.approx([0.0297, 0.0459])
+    assert figure.panels[TIME].title == "Time of a step, mean"
     rows = "batch_size,device,error,mode,tile_size,timestamp\n8,cuda,OOM,inference,384,2025-01-01\n"
     (tmp_path / "bench.csv").write_text(rows)
     figure = drawn(tmp_path / "bench.csv")
     assert [crosses(panel) for panel in figure.panels] == [1, 1, 1, 0, 0]
     assert figure.panels[MEMORY].y.name == "Peak device memory"
+    (tmp_path / "bench.csv").write_text(rows + "4,cuda,OOM,inference,384,2025-01-01\n")
+    panel = drawn(tmp_path / "bench.csv").panels[MEMORY]
+    assert texts_of(panel) == ["4: OOM, 8: OOM"], "two crosses at one place hide each other"
 
 
 def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path) -> None:

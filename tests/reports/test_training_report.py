@@ -16,7 +16,12 @@ from penstock.cli import main
 from penstock.instruments import Ledger
 from penstock.reports import Chapter, Report, html_page
 from penstock.reports.charts.chart import words_of
-from penstock.reports.training.fit_files import detection_pictures, draw_curves
+from penstock.reports.training.fit_files import (
+    Steps,
+    detection_pictures,
+    draw_curves,
+    draw_steps,
+)
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.study_text import report_of_scaling
 
@@ -118,6 +123,13 @@ def test_what_a_training_does_not_hold_is_said(tmp_path) -> None:
     assert "It diverged: a validation loss was not finite." in report_of_training(diverged).verdict
 
 
+def test_steps_above_the_axis_are_told() -> None:
+    nothing, seconds = np.full(200, np.nan), np.full(200, 0.001)
+    seconds[0] = 2.0
+    figure = draw_steps([Steps(0, nothing, nothing, {"step": seconds})])
+    assert figure.note == "1 rank; 1 step above the axis, of up to 2.00 s"
+
+
 def test_the_rank_that_others_wait_for_is_named(tmp_path) -> None:
     phases = {"forward": (0.5, 0.5), "communication": (0.2, 0.2)}
     folder = training(tmp_path / "a", phases, world=2, slow=1.2)
@@ -161,7 +173,7 @@ def test_several_trainings_are_a_study_of_scaling(tmp_path, capsys) -> None:
     report = report_of_scaling(sorted((tmp_path / "runs").iterdir()), "Scaling", print)
     assert report.verdict[0].startswith("No scaling study: mixed experiments")
     alone = report_of_scaling([tmp_path / "runs" / "1"], "Scaling", print)
-    assert alone.verdict[0] == "No scaling study: it takes two sizes, and there is 1 run of 1 size."
+    assert alone.verdict[0] == "No scaling study: it takes two sizes, not 1 run of 1 size."
     capsys.readouterr()
     assert len(alone.chapters[0].sections[0].table) == 2  # the head, and the run
 

@@ -77,6 +77,34 @@ TOLD: dict[str, tuple[str, dict[str, object]]] = {
         "| N/A 30C P0 55W / 400W | 0MiB / 40960MiB | 7% Default |\n0, 97 %, 41 %, 55\n"),
         {"utilisation": (7.0, 97.0)},
     ),
+    "GPUs by the names of columns": (
+        ("Job ID: 1\ntimestamp, index, name, memory.used [MiB], utilization.gpu [%]\n"
+        "2025/09/05 10:00:01.123, 0, NVIDIA A10G, 1234 MiB, 40 %\n"
+        "2025/09/05 10:00:01.125, 1, NVIDIA A10G, 1234 MiB, [N/A]\nGPU-Util: 50%\n"
+        "# gpu    pwr  gtemp     sm    mem\n# Idx      W      C      %      %\n"
+        "    0     61     35     60     45\n    1     61     35      -     45\n"
+        "# gpu    pid   type     sm    mem\n    0   4711      C     12     45\n"),
+        {"utilisation": (40.0, 50.0, 60.0)},
+    ),
+    "aligned fields": (
+        ("Job ID:\t8\nMax epochs      : 50\nBatch size:      32\tLearning rate:  0.1\n"
+        "Total training time:     0:06:40\n"),
+        {"job": "8", "epochs": 50, "batch": 32, "seconds": 400, "complete": True},
+    ),
+    "the bar that Lightning draws where rich is installed": (
+        ("Job ID: 5\nBatch size (per GPU): 4\n"
+        "Epoch 1/2  ━━━━━╸━━ 6/10 0:00:00 • 0:00:00 75.88it/s train_loss: nan\n"
+        "Epoch 2/2  ━━━━━━━━ 10/10 0:00:00 • 0:00:00 75.88it/s train_loss: 0.020\n"
+        "                                                   val_loss: 0.016  \n"
+        "                                                   val_acc: 0.900   \n"
+        "Total training time: 0.51 seconds\n"),
+        {"epochs": None, "steps": 10, "val_loss": 0.016, "val_acc": 0.9, "diverged": True},
+    ),
+    "seff below it": (
+        ("Job ID: 1\nMax epochs: 5\nTotal training time: 3.0 seconds\n"
+        "Job ID: 1\nCluster: raven\nState: COMPLETED (exit code 0)\nNodes: 1\n"),
+        {"job": "1", "complete": True},
+    ),
     "our own, below the header of its script": (
         ("Job ID: 31\nJob ID: 31\nJob Name: study\nNode(s): n1\nRestarts: 1\nNumber of nodes: 1\n"
         "Number of tasks: 2\nWorkload: spiral\nMax epochs: 3\nBatch size (per GPU): 32\n"
@@ -203,6 +231,31 @@ def test_a_log_in_which_srun_names_the_tasks(tmp_path) -> None:
         text = "\n".join(f"{i % 4:{width}}: {line}" for i, line in enumerate(lines))
         (run,) = read_text(tmp_path, text)
         assert run == plainly
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "[default0]:",
+        "[rank3]: ",
+        "[1,0]<stdout>:",
+        "INFO:root:",
+        "12:04:05 | INFO | ",
+        "2026-11-29 10:00:00,123 - train.py - INFO - ",
+        "[2026-11-29 10:00:00,123][__main__][INFO] - ",
+        "2026-11-29 10:00:00.123 | INFO     | __main__:main:10 - ",
+        "INFO     ",
+        "I1129 10:00:00.123456 140 train.py:10] ",
+    ],
+)
+def test_a_log_with_a_label_before_each_line(tmp_path, before: str) -> None:
+    (plainly,) = read_text(tmp_path, log("7", 1, 95.23))
+    lines = log("7", 1, 95.23).replace("\r", "\n").split("\n")
+    (run,) = read_text(tmp_path, "\n".join(before + line for line in lines))
+    same = "job devices nodes batch global_batch samples seconds epochs val_loss complete".split()
+    assert {name: getattr(run, name) for name in same} == {
+        name: getattr(plainly, name) for name in same
+    }
 
 
 @pytest.mark.parametrize("total", ["09:15", "~362 s"])

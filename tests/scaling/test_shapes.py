@@ -6,7 +6,7 @@ import random
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.scaling.sources import attempt
+from penstock.scaling.sources import attempt, gpu_readings
 from penstock.scaling.sources.attempt import Attempt
 from penstock.scaling.sources.digit_places import MOST, Shapes
 from penstock.scaling.sources.slurm_log import read_log
@@ -88,7 +88,7 @@ def test_shapes_change_nothing(tmp_path, rounds: int) -> None:
 
 def test_what_an_attempt_keeps_is_bounded(tmp_path, monkeypatch) -> None:
     for name, most in (("MOST_READINGS", 8), ("MOST_EPOCHS", 2), ("MOST_RANKS", 3)):
-        monkeypatch.setattr(attempt, name, most)
+        monkeypatch.setattr(gpu_readings if name == "MOST_READINGS" else attempt, name, most)
     text = "Max epochs: 3\n" + "".join(f"word {n} {'x' * n}: 5\n" for n in range(99))
     text += "".join(f"{n}, {n % 100} %, 41 %, 55\n" for n in range(1000))
     text += "".join(

@@ -128,7 +128,7 @@ def test_what_broke_off_has_a_star_and_a_line() -> None:
     assert lines[7].split()[7:9] == ["20.00*", "0.67"]
     assert lines[-3:] == [
         "* 7: was cancelled after 20 of 50 epochs; not compared.",
-        "* 8, attempt 2: was preempted after 0 of 50 epochs; not compared.",
+        "* 8, attempt 2: was preempted; not compared.",
         "* 9: its time is of 30 of 50 epochs; not compared.",
     ]
 

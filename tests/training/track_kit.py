@@ -21,6 +21,7 @@ import pytest
 from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, build
 from penstock.scaling import TrainingRun, read_runs
 from penstock.training import tracking
+from penstock.training.log_lines import last_lines
 from penstock.training.results import run_facts
 
 from ..ports import held_port
@@ -91,6 +92,9 @@ def assert_logged(series: Series, out: Path) -> None:
     assert {name: sorted(set(series[name])) for name in wanted} == wanted
     assert all(value > 0 for _, value in series["system/rss_bytes"])
     assert series["training_s"] and series["best_val_acc"]
+    lines = last_lines(json.loads((out / "training_results.json").read_text()), out)
+    (told,) = (line.split()[3] for line in lines if line.startswith("Time per epoch"))
+    assert max(series["time_per_epoch_s"])[1] == pytest.approx(float(told), abs=0.006)
 
 
 def assert_one_run(out: Path, kept: Path) -> TrainingRun:

@@ -5,10 +5,11 @@ as in the seed. A variable without an axis of samples is the same in all samples
 bounds of cells are left out. Values are decoded by the CF conventions (scale, offset, missing and
 not valid to NaN) and cast to float32.
 
-The axis of the samples is time by the CF conventions, else an unlimited axis, else the first. Of
-the others the last two are latitude and longitude, in either order, and the rest are levels. The
-package `cf_xarray` is not enough: it looks at coordinates only, and does not recognise an axis
-without them by its name, such as ``time``, ``lat`` and ``lon``.
+The axis of the samples is time by the CF conventions, else an unlimited axis, else the first.
+Latitude and longitude are those of the others that the file says are, wherever they stand, else the
+last two, in either order. The rest are levels. The package `cf_xarray` is not enough: it looks at
+coordinates only, and does not recognise an axis without them by its name, such as ``time``, ``lat``
+and ``lon``.
 """
 
 from __future__ import annotations
@@ -46,18 +47,21 @@ class Axes:
         times = (axis for axis in names if is_axis(dataset, axis, "time"))
         unlimited = (axis for axis in names if axis in dataset.encoding.get("unlimited_dims", ()))
         samples = next(itertools.chain(times, unlimited, names))
-        ends = (_but(variable, samples)[-2:] for variable in series if samples in variable.dims)
-        a, b = next(ends)
+        others = next(_but(each, samples) for each in series if samples in each.dims)
+        for latitude, longitude in itertools.permutations(others, 2):
+            if is_axis(dataset, latitude, "latitude") and is_axis(dataset, longitude, "longitude"):
+                return cls(samples, (latitude, longitude))
+        a, b = others[-2:]
         turned = is_axis(dataset, a, "longitude") or is_axis(dataset, b, "latitude")
         return cls(samples, (b, a) if turned else (a, b))
 
     def fit(self, variable: Any) -> bool:
-        """Whether a variable has latitude and longitude, in any order, as its last axes."""
-        return {*_but(variable, self.samples)[-2:]} == {*self.horizontal}
+        """Whether a variable has latitude and longitude."""
+        return {*self.horizontal} <= {*variable.dims}
 
     def levels(self, dataset: Any, variable: Any) -> list[str | None]:
         """Names of the levels, in order; a single None for a variable without levels."""
-        between = _but(variable, self.samples)[:-2]
+        between = [axis for axis in _but(variable, self.samples) if axis not in self.horizontal]
         if not between:
             return [None]
         labels = [
@@ -221,7 +225,7 @@ def _choose(
         if not axes.fit(numeric[name]):
             raise UsageError(
                 f"{where}: {name} has axes {', '.join(map(str, numeric[name].dims))}; it must "
-                f"end in {', '.join(axes.horizontal)}"
+                f"have {', '.join(axes.horizontal)}"
             )
     return inputs, targets, left_out
 

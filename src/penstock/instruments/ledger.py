@@ -96,7 +96,11 @@ def read_ledger(path: Path) -> list[Record]:
             content = gzip.decompress(content)
     *lines, rest = content.split(b"\n")
     if lines and not lines[0].startswith(b"{"):
-        raise UsageError(f"{path} is not a ledger: it begins with {lines[0][:40]!r}")
+        begin = lines[0][:40].decode("utf-8", "replace")
+        raise UsageError(
+            f"{path} is not a ledger: it begins with {begin!r}; penstock scaling reads logs of "
+            "jobs and what trackers kept, penstock plot the CSV of a benchmark"
+        )
     if _is_json(rest):
         lines.append(rest)
     elif rest and not rest.startswith(b"{"):  # no torn record: `_mend` would cut off a user's text

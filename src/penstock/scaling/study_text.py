@@ -332,7 +332,7 @@ def report_of_studies(
     several = [study for study in compared if len(study.points) > 1]
     if not several:
         sizes = plural(len({run.devices for run in runs if run.complete}), "size")
-        why = why or f"it takes two sizes, and there is {plural(len(runs), 'run')} of {sizes}"
+        why = why or f"it takes two sizes, not {plural(len(runs), 'run')} of {sizes}"
         return Report(title, [f"No scaling study: {why}."], [plural(len(runs), "run")], [listed])
     chapters = [_chapter(study, len(several) > 1) for study in several]
     verdict = [line for study in several for line in _verdict(study)]

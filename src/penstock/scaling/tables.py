@@ -21,7 +21,7 @@ _BECAME = {
     "preempted": "was preempted",
     "timeout": "ran out of its time",
     "stopped": "was stopped by a signal",
-    "unfinished": "did not finish",
+    "unfinished": "is not known to have finished",
     "unknown": "does not say how many epochs it did",
     "complete": "is complete",
 }
@@ -132,7 +132,7 @@ def run_mark(run: TrainingRun) -> str:
     if run.complete:
         return ""
     of = f" of {run.planned_epochs}" if run.planned_epochs else ""
-    epochs = f" after {run.epochs or 0}{of} epochs" if run.epochs or of else ""
+    epochs = f" after {run.epochs}{of} epochs" if run.epochs else ""
     if run.status == "unknown":
         return f"* {run.job}: {_BECAME[run.status]}; not compared."
     if run.status == "complete" and run.seconds is None:

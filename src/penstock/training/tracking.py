@@ -340,7 +340,8 @@ UPLOADS = {"comet": "comet upload {}/*.zip", "wandb": "wandb sync {}/offline-run
 def _totals(results: Mapping[str, Any]) -> dict[str, Any]:
     totals = {name: results.get(name) for name in ("training_s", "validation_s", "session_s")}
     if results.get("epochs"):
-        totals["time_per_epoch_s"] = results["training_s"] / results["epochs"]
+        whole = results["training_s"] + results["validation_s"]  # as the log's own line
+        totals["time_per_epoch_s"] = whole / results["epochs"]
     if results.get("best"):
         totals[f"best_{results['judge']}"] = results["best"]["score"]
     return totals

@@ -82,7 +82,10 @@ def gauge(
     if len(longest.x) > 1:
         samples += f", one every {format_seconds(float(np.median(np.diff(longest.x))))}"
     each = [(line.label, [line]) for line in seen] if apart else [("", seen)]
-    panels = [Panel(name, Axis("Time", "s"), axis, shown, limits) for name, shown in each]
+    shown = {line.label for line in seen}
+    if absent := [line.label for line in lines if apart and line.label not in shown]:
+        note = _joined(note, f"no reading of {', '.join(absent)}")
+    panels = [Panel(name, Axis("Time", "s"), axis, drawn, limits) for name, drawn in each]
     return Figure(title, _joined(samples, note), panels)
 
 
@@ -225,6 +228,7 @@ def _gpu_csv_gauges(text: str, path: Path) -> dict[str, Figure]:
             f"its first line names {', '.join(names) or 'nothing'}"
         )
     readings, unread, first = [], 0, None
+    identity = next((name for name in _IDENTITIES if name in names), "")
     for cells in table[1:]:
         when = _timestamp(cells[names.index("timestamp")]) if len(cells) == len(names) else None
         if when is None:
@@ -236,13 +240,24 @@ def _gpu_csv_gauges(text: str, path: Path) -> dict[str, Figure]:
         readings.append(
             {
                 "t": (when - first).total_seconds(),
-                "index": row.get("index", "0"),
+                "index": row.get(identity, ""),
                 "name": row.get("name", ""),
                 "util_percent": _quantity(row.get("utilization.gpu", "")),
                 "memory_bytes": None if memory is None else memory * MIB,
             }
         )
+    steps = np.diff([reading["t"] for reading in readings])
+    # nvidia-smi reads all GPUs of a machine in turn, and then it waits.
+    if not identity and len(steps) > 1 and (10 * steps < steps.mean()).mean() > 1 / 3:
+        raise UsageError(
+            f"{path} holds readings of several GPUs, and no column says which: ask nvidia-smi for "
+            "the index, too"
+        )
     return _gpu_gauges(readings, f"{plural(unread, 'line')} unreadable" if unread else "")
+
+
+_IDENTITIES = ("index", "pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid", "serial", "gpu_serial")
+"""Columns of nvidia-smi that tell GPUs apart."""
 
 
 def _timestamp(text: str) -> datetime | None:
@@ -260,7 +275,9 @@ def _quantity(text: str) -> float | None:
 
 def _gpu_gauges(readings: Sequence[TelemetryRow], note: str = "") -> dict[str, Figure]:
     """The gauges of readings of GPUs, each with its time."""
-    gpus = group_by(readings, lambda reading: "GPU {index} {name}".format(**reading).strip())
+    gpus = group_by(
+        readings, lambda reading: " ".join("GPU {index} {name}".format(**reading).split())
+    )
 
     def lines(key: str) -> list[Series]:
         return [

@@ -138,9 +138,10 @@ def _by_tile(
     if failed:
         finite = [value for value in values if np.isfinite(value)]
         top = 1.1 * max([*finite, *(value for value, _ in limits)], default=1.0)
-        x = [float(tiles.index(cell.tile)) for cell in failed]
-        words = [f"{cell.batch}: {cell.failed_word}" for cell in failed]
-        cross = Series("failed", x, [top] * len(x), "points", "limit", marker="x", texts=words)
+        by_tile = group_by(failed, lambda cell: float(tiles.index(cell.tile)))
+        words = [", ".join(f"{c.batch}: {c.failed_word}" for c in of) for of in by_tile.values()]
+        look: dict[str, Any] = {"marker": "x", "texts": words}
+        cross = Series("failed", [*by_tile], [top] * len(by_tile), "points", "limit", **look)
         series.append(cross)
     return Panel(axis.name, Axis(_CASE, ticks=tiles), axis, series, limits)
 
@@ -158,9 +159,12 @@ def time_panel(cells: Sequence[ModelCell]) -> Panel:
     seconds = [cell.step_ms / 1e3 for cell in cells]
     x, y = Axis(f"{_CASE}, a bar for each batch", ticks=tiles), Axis("Time of a step", "s")
     if not any(cell.phases_ms for cell in cells):
+        timed = [cell for cell in cells if np.isfinite(cell.step_ms)]
         low, high = ([cell.ends_ms[side] / 1e3 for cell in cells] for side in (0, 1))
         look: dict[str, Any] = {"low": low, "high": high, "texts": names, "width": 0.86 * width}
-        return Panel("Time of a step, median", x, y, [Series("", places, seconds, "bars", **look)])
+        kind = "median" if all(cell.row.get("median_time_ms") for cell in timed) else "mean"
+        bars = [Series("", places, seconds, "bars", **look)]
+        return Panel(f"Time of a step, {kind}", x, y, bars)
     base = np.zeros(len(cells))
     series = []
     for phase, grey in zip(PHASES, _GREYS, strict=True):

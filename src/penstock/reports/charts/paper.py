@@ -144,7 +144,10 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
     _set_axis(axis, "x", panel.x, x_unit, x_scale)
     _set_axis(axis, "y", panel.y, y_unit, y_scale)
     if panel.y.zero and not panel.y.log and panel.y.low is None:
-        axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0] if axis.dataLim.y0 < 0 else 0.0))
+        bottom, top = axis.get_ylim()
+        # The margin is of the range of values, which may be far above 0.
+        top = top if panel.y.high is not None else max(top, 1.05 * axis.dataLim.y1)
+        axis.set_ylim(min(0.0, bottom if axis.dataLim.y0 < 0 else 0.0), top)
     if not any(value is not None and np.isfinite(value) for value in along):
         place = {"transform": axis.transAxes, "ha": "center", "color": COLOURS["faint"]}
         axis.text(0.5, 0.5, panel.note or "not recorded", **place)

@@ -3,6 +3,7 @@
 // A chart is data (see charts/chart.py). All texts become text nodes, so none of them is markup.
 const Charts = (() => {
   const NS = "http://www.w3.org/2000/svg";
+  let clips = 0;
   const DASHES = ["", "6 4", "2 3", "8 3 2 3"];
   const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   const TIMES = [["µs", 1e-6], ["ms", 1e-3], ["s", 1], ["min", 60], ["h", 3600]];
@@ -250,6 +251,13 @@ const Charts = (() => {
       const x = axisOf({ ...panel.x, zero: false, ...ends }, along, frame.left, frame.right, Math.max(4, Math.floor(width / 70)));
       drawAxes(figure, x, y, frame);
       const inside = svg("g", {});
+      if (known(panel.y.high)) {
+        // Values above the axis would be drawn over the title.
+        const clip = svg("clipPath", { id: `clip-${(clips += 1)}` });
+        clip.append(svg("rect", { x: 0, y: frame.top, width, height: height - frame.top }));
+        figure.append(clip);
+        inside.setAttribute("clip-path", `url(#${clip.id})`);
+      }
       for (const each of series) drawSeries(inside, each, x, y, frame.bottom);
       for (const [value, name] of limits) {
         inside.append(svg("path", { d: `M${frame.left} ${y.to(value)}H${frame.right}`, stroke: "var(--limit)", "stroke-dasharray": "6 4" }));

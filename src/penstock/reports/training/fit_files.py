@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import ARGS, PICTURES, STEPS, UsageError, plural, well_formed
+from ...base import ARGS, PICTURES, STEPS, UsageError, format_seconds, plural, well_formed
 from ...instruments import PHASES, peak_of_ranks, phases_of_ranks
 from ...models import read_training_record
 from ..charts.chart import Axis, Boxes, Figure, Image, Panel, Series, greys, rolling_mean, thinned
@@ -203,7 +203,11 @@ def draw_steps(ranks: Sequence[Steps]) -> Figure:
     most = 1.5 * float(np.quantile(finite, 0.99)) if finite.size else None
     y = Axis("Time of a step", "s", high=most or None)
     panel = Panel("", Axis("Step", whole=True), y, series)
-    return Figure("Time of a step", f"{plural(len(ranks), 'rank')}", [panel])
+    note = plural(len(ranks), "rank")
+    if most and finite.max() > most:
+        longer = plural(int((finite > most).sum()), "step")
+        note += f"; {longer} above the axis, of up to {format_seconds(float(finite.max()))}"
+    return Figure("Time of a step", note, [panel])
 
 
 MOST_SHOWN = 12

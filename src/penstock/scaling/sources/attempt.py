@@ -15,32 +15,36 @@ from email.utils import mktime_tz, parsedate_tz
 from ...base import leading_seconds
 from ...instruments import PHASES
 from ..runs import COMPARED, Status, end_in
+from .gpu_readings import GpuReadings
 
 MOST_RANKS = 100_000
 """The maximum number of training times of ranks that are kept; then the last keeps the slowest."""
-MOST_READINGS, MOST_EPOCHS = 1 << 20, 1 << 16
-"""The maximum numbers of GPU-Util readings and of epochs whose scores are kept: those of a week."""
+MOST_EPOCHS = 1 << 16
+"""The maximum number of epochs whose scores are kept: those of a week."""
 
-SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
+SCORE = re.compile(r"\b(val_loss|val_acc)(?:[= ]|: )([-+0-9.e]+|nan|inf)")
 COUNT = re.compile(r"\d{1,15}")
-_FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
+_FIELDS = re.compile(r"(?<![:\s])(?:\s{2,}|\t)(?![:\s])|\s\|\s")
+"""The gaps between the fields of a line; names and values that are aligned are no two fields."""
 _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
 _NO_TIME = re.compile(r"[-+]\.?\d|nan|inf")
 _RATE = re.compile(r"\s*(?:/|per )\s*(?:it|step|epoch|batch|sample)")
-_TIMED = re.compile(
-    r"\s*(total training time|time per epoch)\s*[(\[]([^()\[\]]*)[)\]]\s*:(.*)", re.IGNORECASE
-)
+_TIMED = re.compile(r"(?i)\s*(total training time|time per epoch)\s*[(\[]([^()\[\]]*)[)\]]\s*:(.*)")
 """A time with a unit, or a rank, beside its name."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
 _SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
 _PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
+_RICH = re.compile(r"Epoch \d{1,9}/\d{1,9} +[\u2501\u2578\u257a ]+ \d{1,9}/(\d{1,9}) ")
+"""The bar that Lightning draws where rich is installed: in a file the last one alone."""
 _OUR_EPOCH = re.compile(r"epoch (\d{1,9})( of \d{1,9})?, step \d+ of \d+: ")
 """Epochs count from 1 where their number is said, and from 0 in older logs."""
-_DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b", re.IGNORECASE)
+_DIVERGED = re.compile(
+    r"\b(?:\w+_)?loss(?:_step|_epoch)?(?:[= ]|: )[-+]?(?:nan|inf)\b", re.IGNORECASE
+)
 """A loss that is not finite, in a bar of progress or a line of an epoch."""
 FINISHED = re.compile(r"`Trainer\.fit` stopped: `max_(epochs|steps)=(\d{1,15})` reached")
 _MEMBER = re.compile(r"\bMEMBER:? \d+/(\d{1,7})\b|\. Starting with (\d{1,7}) processes")
@@ -56,8 +60,6 @@ _DATE = re.compile(
     r"(?: (?![AP]M)[A-Z]{2,5})? \d{4}\b"
 )
 """A date as `date` and nvidia-smi print it."""
-_SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
-_SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
 _OF_A_TRAINING = frozenset({
     "max epochs", "effective batch size", "batch size", "batch size per gpu",
 })  # fmt: skip
@@ -101,7 +103,7 @@ class Attempt:
     """The first and the last epoch that ended, counted from 0."""
     steps: int | None = None
     workload: str | None = None
-    utilisation: list[float] = field(default_factory=list)
+    gpus: GpuReadings = field(default_factory=GpuReadings)
     device: str | None = None
     """The device as our own training names it."""
     all_steps: int | None = None
@@ -136,7 +138,7 @@ class Attempt:
         fields = {name: text for name, text in self.fields.items() if name in _OF_THE_JOB}
         if self.later:  # a process that says nothing of members is alone
             fields.pop("members", None)
-        return Attempt(fields | self.later, same_start=True)
+        return Attempt(fields | self.later, gpus=GpuReadings(self.gpus.table), same_start=True)
 
     def contradicts(self, other: Attempt) -> bool:
         """Whether a field of a training has another value in another attempt."""
@@ -154,7 +156,7 @@ class Attempt:
             self.take_extreme(name, value)
         self.diverged |= other.diverged
         self.phases |= other.phases
-        self.utilisation += other.utilisation
+        self.gpus.percents += other.gpus.percents
         self.end = self.end or other.end
 
     def count(self, *names: str) -> int | None:
@@ -172,7 +174,7 @@ class Attempt:
         Raises:
             ValueError: It has a time whose meaning is not known.
         """
-        kept = self.take_lightning(line) or self._take_kind(line, _KINDS)
+        kept = self.take_lightning(line) or self.gpus.take(line) or self._take_kind(line, _KINDS)
         end = end_in(line)
         # A job that is stopped or cancelled also ends with an error. SLURM's own message decides.
         decides = self.end in (None, "crashed") or (self.end == "stopped" and end != "crashed")
@@ -241,6 +243,11 @@ def _take_bar(attempt: Attempt, bar: re.Match[str]) -> None:
     _take_scores(attempt, bar.string, epoch if ended else None)
 
 
+def _take_last_bar(attempt: Attempt, bar: re.Match[str]) -> None:
+    attempt.steps = int(bar[1])
+    _take_scores(attempt, bar.string, None)
+
+
 def _take_our_epoch(attempt: Attempt, line: re.Match[str]) -> None:
     epoch = int(line[1]) - (line[2] is not None)
     attempt.take_end_of_epoch(epoch)
@@ -298,7 +305,7 @@ def _take_field(attempt: Attempt, name: str, value: str) -> bool:
         if number is not None and math.isfinite(number):
             attempt.take_extreme(_BEST[name], number)
         elif number is not None:
-            attempt.diverged |= name == "best validation loss"
+            attempt.diverged |= "loss" in name
     elif name == "best checkpoint":
         in_name = _IN_NAME.match(value.rpartition("/")[2])
         attempt.workload = in_name[1] if in_name else attempt.workload
@@ -333,16 +340,12 @@ _TIMES: dict[str, Callable[[Attempt, float], None]] = {
 }
 """Fields with a time, and the function that keeps its seconds."""
 _BEST = {"best validation loss": "best_loss", "best validation accuracy": "val_acc"}
+_BEST |= {"val_loss": "val_loss", "val_acc": "val_acc"}
 """Fields with a score, and what it is among the extremes: the losses of epochs and that which a
 rank printed as its best are two things."""
 _LEAST = frozenset({"val_loss", "best_loss"})
 """Extremes of which the least counts; of the others, such as the seconds of an epoch by the slowest
 rank, the greatest does."""
-
-
-def _take_utilisation(attempt: Attempt, row: re.Match[str]) -> None:
-    if len(attempt.utilisation) < MOST_READINGS:
-        attempt.utilisation.append(float(row[1]))
 
 
 def _take_finished(attempt: Attempt, end: re.Match[str]) -> None:
@@ -378,8 +381,7 @@ _OF_LIGHTNING: tuple[_KindOfLine, ...] = (
 """Lines that Lightning itself prints, such as ``MEMBER: 1/4`` and ``max_epochs=5 reached``."""
 _KINDS: tuple[_KindOfLine, ...] = (
     (_PROGRESS.match, _take_bar),
-    (_SMI_ROW.search, _take_utilisation),
-    (_SMI_CSV.match, _take_utilisation),
+    (_RICH.match, _take_last_bar),
     (_OUR_EPOCH.match, _take_our_epoch),
     (_OURS.match, _take_our_device),
     (_STEP.match, _take_phases),

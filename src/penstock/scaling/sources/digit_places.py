@@ -17,14 +17,14 @@ LONGEST = 512
 MOST = 1 << 14
 """The maximum number of shapes; when it is reached, all are forgotten."""
 _AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
-_LABEL = rb"(?:[ \t]*\d{1,6}: ?)?"
+LABEL = rb"(?:[ \t]*(?:\d{1,6}: ?|\[[^][\x00-\x1f]{1,60}\]:? ?))?"
+"""The label that srun or torchrun puts before a line."""
 _BAR = re.compile(
-    _LABEL
-    + rb"Epoch (\d{1,9})(/\d{1,9})?: +\d{1,3}%\|[^|/\[\x00-\x1f\x7f]*\| *(\d{1,9})/(\d{1,9}) "
+    LABEL + rb"Epoch (\d{1,9})(/\d{1,9})?: +\d{1,3}%\|[^|/\[\x00-\x1f\x7f]*\| *(\d{1,9})/(\d{1,9}) "
     rb"\[[\d:]+<[\d:?]+, *[\d.?]+(?:it/s|s/it)(?:, \w+=[-+.\w]+)*\] *"
 )
 _EPOCH = re.compile(
-    _LABEL
+    LABEL
     + rb"epoch (\d{1,9})( of \d{1,9})?, step \d+ of \d+: loss [-+.\de]+;(?: \w+ [-+.\de]+,?)* *"
 )
 """Plain lines of progress. They contain neither the end of a job nor a line of another rank."""

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ...base import RESULTS, UsageError, read_json, system_errors
+from ...base import RESULTS, UsageError, natural, read_json, system_errors
 from ...instruments import LEDGER_FILE
 from ...reports import LOG_SUFFIXES, TRACKER_SUFFIXES, folders_below
 from ..runs import TrainingRun
@@ -70,7 +70,9 @@ def read_runs(
         say(f"{counts}: {', '.join(twice[:3])}{more}")
     for sentence in filter(None, map(contradiction, kept)):
         say(sentence)
-    return sorted(kept, key=lambda run: (run.devices, run.nodes or 0, run.job, run.restarts))
+    return sorted(
+        kept, key=lambda run: (run.devices, run.nodes or 0, natural(run.job), run.restarts)
+    )
 
 
 def kept_below(folder: Path, say: Say) -> list[TrainingRun]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from ...base import UsageError, as_usage_error, system_errors
 from ..runs import A_GPU, Rank, Status, TrainingRun, end_in, settings_of
 from .attempt import COUNT, FINISHED, Attempt, without_commas
-from .digit_places import Shapes
+from .digit_places import LABEL, Shapes
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
@@ -34,21 +34,26 @@ _LONGEST = 1 << 14
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Escapes that move a cursor, and all other control characters."""
-_LABEL = re.compile(r"\A\s*\d{1,6}: ?")
-"""The number of the task that ``srun --label`` puts before a line."""
-_GLUED = re.compile(
-    r"(?<=[\w.)\]=])(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
+_NAMED = (
+    r"(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
     r"|Workload|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
     r"|Total training time|Time per epoch|Epochs done|(?:Samples|Steps) per epoch"
     r"|`Trainer\.fit` stopped|Initializing distributed"
     r"|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
 )
+_LABEL = re.compile(
+    r"\A\s*\d{1,6}: ?"
+    r"|\A(?=.*?(?:\b(?:DEBUG|INFO|WARNING)\b|\[[^][]+\]|\d:\d\d:\d\d)).{1,200}?[]:|>-] *"
+    rf"(?:{_NAMED}|(?=Epoch \d))"
+)
+"""The labels that ``srun --label``, torchrun, mpirun and loggers put before a line."""
+_GLUED = re.compile(rf"(?<=[\w.)\]=]){_NAMED}")
 """The place where a rank's line begins within the line of another."""
 _ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
 """The first line of a training without a job's header."""
-_FIRST_EPOCH = re.compile(rb"(?:\s*\d{1,6}: ?)?(?:Epoch 0:|Epoch 1/\d|epoch 0, step )")
+_FIRST_EPOCH = re.compile(LABEL + rb"(?:Epoch 0:|Epoch 1/\d|epoch 0, step )")
 """The start of a line of progress in the first epoch of a training."""
-_FIRST_BAR = re.compile(rb"(?:\s*\d{1,6}: ?)?Epoch 0: +0%")
+_FIRST_BAR = re.compile(LABEL + rb"Epoch 0: +0%")
 
 
 def read_log(path: Path) -> list[TrainingRun]:
@@ -76,8 +81,9 @@ def read_log(path: Path) -> list[TrainingRun]:
     runs: list[TrainingRun] = []
     for attempt in attempts:
         attempt.device = attempt.device or devices.get(_job(plain, attempt))
-        if attempt.trained or "job id" in attempt.fields:
-            job = _job(plain, attempt)
+        job = _job(plain, attempt)
+        # A header alone below a training is of what `seff` says of the job.
+        if attempt.trained or ("job id" in attempt.fields and not (runs and runs[-1].job == job)):
             broken = [run for run in runs if run.job == job and run.status != "complete"]
             runs.append(_run(path, plain, attempt, len(broken)))
     return runs
@@ -221,7 +227,7 @@ def _run(path: Path, plain: Path, attempt: Attempt, before: int) -> TrainingRun:
         device=device or None,
         rank_seconds=tuple(attempt.totals),
         ranks=tuple(_ranks(attempt)) if attempt.all_steps else (),
-        utilisation=tuple(attempt.utilisation),
+        utilisation=tuple(attempt.gpus.percents),
         scores={
             name: tuple((epoch + 1, scores[epoch]) for epoch in sorted(scores))
             for name, scores in attempt.scores.items()
@@ -254,7 +260,7 @@ def _epochs_done(attempt: Attempt, planned: int | None, restarts: int) -> int | 
 def _on_gpus(attempt: Attempt) -> bool:
     """Whether a log that names no device shows that it used GPUs."""
     available = attempt.fields.get("cuda available", "").startswith("True")
-    return bool(available or attempt.utilisation or attempt.count("total gpus", "number of gpus"))
+    return bool(available or attempt.gpus.percents or attempt.count("total gpus", "number of gpus"))
 
 
 def _ranks(attempt: Attempt) -> Iterator[Rank]:
