@@ -38,7 +38,7 @@ HEAVY_ROOMS = frozenset(
     inference/lanes/transfers.py inference/lanes/values.py
     inference/stages/pipeline.py
     inference/stages/reading.py inference/stages/run.py inference/stages/statistics.py
-    inference/stages/watch.py inference/sharing/steps.py
+    inference/stages/watch.py inference/stages/writing.py inference/sharing/steps.py
     inference/repair.py inference/run.py
     training/checkpoint.py training/detecting.py
     training/fabric_plugins.py training/feed.py
