@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.cli import main, view
-from penstock.data import open_source
+from penstock.data import Box, open_source
 from penstock.reports import neuroglancer
 
 from ..later import imported_later
@@ -57,12 +58,23 @@ def test_axes_are_those_that_the_user_gives() -> None:
     assert len(Path("t.png").read_bytes()) < len(Path("z.png").read_bytes()), "of one plane"
 
 
-def test_pixels_are_left_out_by_pieces_as_in_the_whole(monkeypatch) -> None:
+@pytest.mark.parametrize("chunks", [(6, 40, 30), (2, 8, 4), (1, 1, 1)])
+def test_pixels_are_left_out_by_pieces_as_in_the_whole(
+    chunks: tuple[int, ...], monkeypatch
+) -> None:
+    """A piece has a few chunks, of which more than its pixels are decoded."""
     monkeypatch.setattr(view, "_SIDE", 12)
-    source, array = open_source("volume.npy"), np.load("volume.npy")
+    monkeypatch.setattr(view, "_PIECE_BYTES", 2 * 4 * math.prod(chunks))
+    source, array, boxes = open_source("volume.npy"), np.load("volume.npy"), list[Box]()
+    source.chunks, read = (1, 1, *chunks), source.read
+    monkeypatch.setattr(source, "read", lambda box: boxes.append(box) or read(box))
     for axis, right in ((2, array[3, ::4, ::3]), (3, array[:, 20, ::3]), (4, array[:, ::4, 15])):
         plane, steps = view._plane(source, [0, 0, 3, 20, 15], axis)
         assert (plane == right).all() and steps[1] in (3, 4)
+    wide = [
+        box.shape[3] // max(chunks[1], 4) * (box.shape[4] // max(chunks[2], 3)) for box in boxes
+    ]
+    assert max(wide) <= 2
 
 
 def test_a_picture_of_red_green_and_blue_is_shown_in_its_colors() -> None:

@@ -165,6 +165,32 @@ def test_assembly_gives_every_block_once_and_whole(geometry: Geometry, channels:
     assert (owned == data).all()
 
 
+@given(geometries(), st.data())
+def test_blocks_without_sample_have_no_arrays(geometry: Geometry, data: st.DataObject) -> None:
+    ones = np.ones(geometry.domain.shape, np.float32)
+    sample, reached, absent = (np.zeros(ones.shape, bool) for _ in range(3))
+    blocks, assembly = [], Assembly(
+        geometry,
+        lambda head, shape: np.zeros((1, *shape), bool if head else np.float32),
+        [False, True],
+    )  # fmt: skip
+    for brick in Parts(geometry, 1).bricks():
+        reach = geometry.reach(brick).within(geometry.domain)
+        if data.draw(st.booleans()):
+            sample[geometry.reach(brick, summed=False).within(geometry.domain)] = True
+            reached[reach] = True
+            heads = [ones[brick.core.within(geometry.domain)][None], None]
+        else:
+            absent[reach] = True
+            heads = [None, np.broadcast_to(True, (1, *brick.support.shape))]
+        blocks += assembly.add(brick, heads)
+    for block in blocks:
+        where = block.box.within(geometry.domain)
+        assert bool(block.arrays) == reached[where].any()
+        for array, right in zip(block.arrays, (sample, absent), strict=bool(block.arrays)):
+            np.testing.assert_array_equal(array[0], right[where])
+
+
 def _weight(geometry: Geometry, patches: Box, support: Box) -> np.ndarray:
     """What a brick's patches together count at each voxel of its support, axis by axis."""
     axes = []

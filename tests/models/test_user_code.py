@@ -42,6 +42,20 @@ class Broken(nn.Module):
         return x[[99]]
 
 def fails(): return [][1]
+def leaves(): raise SystemExit(0)
+def lazy(): return nn.LazyConv3d(1, 3, padding=1)
+def hollow(): return nn.Conv3d(1, 1, 3, padding=1, device="meta")
+
+class Left(nn.Module):
+    def forward(self, x): raise SystemExit(0)
+
+class Leaves(nn.Module):
+    calls = 0
+    def forward(self, x):
+        Leaves.calls += 1
+        if x.device.type == "cpu" and Leaves.calls > 6:
+            raise SystemExit(0)
+        return x
 
 class Breaks(nn.Module):
     calls = 0
@@ -130,9 +144,10 @@ def test_errors_of_a_model_name_its_file_and_line(nets: Path) -> None:
     volume, knobs = np.zeros((8, 8, 8), "float32"), {"patch": 8, "overlap": 0}
     for name, line in (
         ("fails", "def fails(): return [][1]"),
+        ("leaves", "def leaves(): raise SystemExit(0)"),
         ("Broken", "        return x[[99]]"),
     ):
-        said = f"IndexError: .* .{nets}, line {line_of(nets, line)}"
+        said = f"(IndexError: .*|SystemExit: 0) .{nets}, line {line_of(nets, line)}"
         with pytest.raises(UsageError, match=said):
             penstock.plan_inference(volume, volume.copy(), model=f"{nets}:{name}", **knobs)  # type: ignore[arg-type]
 
@@ -153,6 +168,20 @@ def test_an_error_on_the_way_leaves_its_traceback(nets: Path, tmp_path, capsys) 
     assert main([*words.split(), "--overwrite", "--debug"]) == 1
     assert f'nets.py", line {line}, in forward' in capsys.readouterr().err
     assert "PENSTOCK_TRACEBACK" not in os.environ
+
+
+@pytest.mark.parametrize("name", ["Left", "Leaves"])
+def test_a_model_that_exits_has_not_done_the_job(name: str, nets: Path, capsys) -> None:
+    np.save(nets.parent / "in.npy", np.zeros((64, 32, 32), "float32"))
+    words = f"infer {nets.parent}/in.npy {nets.parent}/out.zarr --model {nets}:{name} --patch 8"
+    assert main([*words.split(), *"--overlap 0 --normalize none".split()]) == 1
+    assert f"SystemExit: 0 ({nets}, line " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lazy", "hollow"])
+def test_a_model_without_values_is_refused(name: str, nets: Path) -> None:
+    with pytest.raises(UsageError, match="has no values in weight"):
+        model.load_model(f"{nets}:{name}")
 
 
 @pytest.mark.slow

@@ -244,7 +244,7 @@ BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_util
 """Packages that are imported plainly and may be absent; others of an extra are `require`d."""
 
 
-def absent(error: Exception, extra: str) -> MissingDependency | None:
+def absent(error: BaseException, extra: str) -> MissingDependency | None:
     """The error for a module that is not there.
 
     Args:

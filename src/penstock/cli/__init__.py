@@ -162,7 +162,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of one's own that exits has not done the verb
         _trace(error)
         absence = absent(error, EXTRAS.get(args.verb, "infer"))
         print(f"penstock {args.verb}: {absence or _fault(error)}", file=sys.stderr)
@@ -201,7 +201,7 @@ def parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _trace(error: Exception) -> None:
+def _trace(error: BaseException) -> None:
     """Print the traceback if ``--debug`` was given."""
     if os.environ.get(_TRACED):
         from ..base import traceback_of
@@ -217,7 +217,7 @@ _OF_THE_MACHINE = frozenset(
 """Errors of the system that say what this machine lacks or forbids."""
 
 
-def _fault(error: Exception) -> str:
+def _fault(error: BaseException) -> str:
     """Describe an unexpected error in one sentence."""
     said = re.search(r"os_error_code='(\d+)'", str(error))  # TensorStore's words
     if (error.errno if isinstance(error, OSError) else said and int(said[1])) in _OF_THE_MACHINE:

@@ -31,6 +31,8 @@ penstock view noisy.ome.zarr denoised.ome.zarr --serve   # a link of Neuroglance
 """
 _SIDE = 768
 """About the most pixels of a plane along each axis."""
+_PIECE_BYTES = 64 * 2**20
+"""Bytes of the chunks that are decoded at a time, if that is more than one."""
 _INCHES = 6
 """The width of a plane on the picture."""
 _GOLDEN = 0.618033988749895
@@ -149,18 +151,22 @@ def _plane(
     source: Any, place: list[int], axis: int, channels: int = 1
 ) -> tuple[Any, tuple[int, int]]:
     """The pixels of a plane, of which some are left out so that they fit, and the steps along it.
-    Several channels are its last axis. Rows of chunks are read one after another."""
+    Several channels are its last axis. Some chunks are read at a time."""
     start, shape = list(place), [1, channels, 1, 1, 1]
     kept = [each for each in (2, 3, 4) if each != axis]
     for each in kept:
         start[each], shape[each] = source.domain.start[each], source.domain.shape[each]
-    down, right = (math.ceil(shape[each] / _SIDE) for each in kept)
-    plane, step = Box.of(start, shape), list(shape)
-    step[kept[0]] = -(-source.chunks[kept[0]] // down) * down
-    pieces = (source.read(cell) for cell in Grid(plane, tuple(step), tuple(start)))
-    shown = []
-    for piece in pieces:
-        pixels = piece.reshape([channels, *(piece.shape[each] for each in kept)])
-        shown.append(np.moveaxis(pixels, 0, -1)[::down, ::right])
-    pixels = np.concatenate(shown).astype(np.float64)
+    down, right = strides = [math.ceil(shape[each] / _SIDE) for each in kept]
+    step, fit = list(shape), _PIECE_BYTES // (math.prod(source.chunks) * source.dtype.itemsize)
+    for each, by, chunks in zip(kept, strides, (1, max(1, fit)), strict=True):
+        step[each] = -(-source.chunks[each] * chunks // by) * by
+    pixels = np.empty(
+        (*(-(-shape[each] // by) for each, by in zip(kept, strides, strict=True)), channels)
+    )
+    for cell in Grid(Box.of(start, shape), tuple(step), tuple(start)):
+        piece = np.moveaxis(source.read(cell)[0], 0, -1).squeeze(axis - 2)[::down, ::right]
+        top, left = (
+            (cell.start[each] - start[each]) // by for each, by in zip(kept, strides, strict=True)
+        )
+        pixels[top : top + len(piece), left : left + piece.shape[1]] = piece
     return pixels if channels > 1 else pixels[..., 0], (down, right)

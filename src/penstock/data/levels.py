@@ -95,6 +95,9 @@ def reduced(
     Returns:
         The voxels, of the same dtype.
     """
+    if not any(array.strides):  # one value at all places
+        sides = [-(-side // by) for side, by in zip(array.shape, halved, strict=True)]
+        return np.broadcast_to(array[(0,) * array.ndim], sides)
     # A voxel that stands alone counts twice, which changes neither a mean nor a mode.
     odd = [(0, side % by) for side, by in zip(array.shape, halved, strict=True)]
     padded = np.pad(array, odd, mode="edge") if any(more for _, more in odd) else array

@@ -140,8 +140,7 @@ def load_model(
         model: A name of the registry, ``package.module:function``, ``file.py:function``, a file
             (.pt2 or TorchScript), the folder or zip file of a package, a module, or a function
             of a batch.
-        weights: A file of weights, or the folder of a training; by default those that the model
-            comes with.
+        weights: A file of weights, or the folder of a training; by default the model's own.
         in_channels: Channels that the model takes; by default the module's attribute, else the
             input channels of its first convolution. A factory with a parameter of this name gets
             the number.
@@ -171,6 +170,7 @@ def load_model(
         reference = f"{added.module}:{added.attr}"
         with blaming(added, f"--model-type {model}"):
             module = _call(reference, in_channels)
+    _check_values(name, module)
     entry = REGISTRY.get(model) if isinstance(model, str) else None
     if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
@@ -183,6 +183,16 @@ def load_model(
     described = _described(name, module, in_channels, reference)
     kind = entry.kind if entry is not None else None
     return replace(described, kind=(recipe and recipe.kind) or kind, recipe=recipe)
+
+
+def _check_values(name: str, module: nn.Module) -> None:
+    """Refuse a module whose weights have no values."""
+    for parameter, value in module.named_parameters():
+        if value.is_meta or nn.parameter.is_lazy(value):
+            raise UsageError(
+                f"model {name} has no values in {parameter} (it is lazy, or on torch's device "
+                "meta): make them before you return the model"
+            )
 
 
 def _packaged(path: Path, kind: str, weights: str | Path | None, trust: bool) -> Model:
@@ -285,7 +295,7 @@ def _call(text: str, in_channels: int | None) -> nn.Module:
         raise
     except UsageError as error:
         raise UsageError(f"--model-type {error}") from error.__cause__
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"--model-type {text} could not be made: {user_code.error_in_user_code(error)}"
         ) from error

@@ -174,14 +174,15 @@ class SampleRegion:
         """
         of = of or self.seen
         other = of is not self.seen
-        inside = np.ones(box.shape, np.bool_)
+        axes = [np.ones(side, np.bool_) for side in box.shape]
         if (limits := self.box) is not None:
             level = None if of is self.source else Nearest(of, self.source, "--norm-level")
-            axes = []
             for axis, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):
                 places = np.arange(start, stop) if level is None else level.along(axis, start, stop)
-                axes.append((places >= limits.start[axis]) & (places < limits.stop[axis]))
-            inside[...] = axes[0][:, None, None] & axes[1][:, None] & axes[2]
+                axes[axis] = (places >= limits.start[axis]) & (places < limits.stop[axis])
+            if not all(each.any() for each in axes):
+                return np.zeros(box.shape, np.bool_)
+        inside = axes[0][:, None, None] & axes[1][:, None] & axes[2]
         if (mask := self.mask) is not None:
             nearest = Nearest(of, mask, "--mask") if other else self.of_mask
             time = volume.t if mask.domain.shape[0] > 1 else mask.domain.start[0]

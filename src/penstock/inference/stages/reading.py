@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,12 +57,8 @@ class BrickReader:
         """Read a brick, unless none of it lies inside the box and the mask of the user."""
         sample, inside = self.job.sample, None
         if sample is not None:
-            inside = np.empty(brick.support.shape, np.bool_)
-
-            def look() -> None:
-                inside[...] = sample.inside(self.job.volumes[brick.volume], brick.support)
-
-            self.retries.run(self.flow, "the mask", f"read {brick}", look)
+            look = partial(sample.inside, self.job.volumes[brick.volume], brick.support)
+            inside = self.retries.run(self.flow, "the mask", f"read {brick}", look)
             if not inside.any():
                 return Loaded(replace(brick, needed=frozenset()), None)
         return Loaded(brick, self._array(brick), inside=inside)

@@ -206,11 +206,12 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     def count(piece: Box) -> None:
         with watch.stage("read", f"statistics at {piece} of {source.name}"):
             array = np.empty((len(volume.channels), *piece.shape), source.dtype)
-            inside = np.ones(piece.shape, np.bool_)
+            inside = np.ones((), np.bool_)
 
             def read() -> None:
+                nonlocal inside
                 if sample is not None:
-                    inside[...] = sample.inside(volume, piece, source)
+                    inside = sample.inside(volume, piece, source)
                     if not inside.any():
                         return
                 volume.read(source, piece, array)

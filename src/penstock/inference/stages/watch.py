@@ -181,7 +181,7 @@ class Watch:
                 yield
         except (Stopped, StageError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a network of one's own may exit
             raise StageError(name, str(where), error) from error
 
     def check(self, grace_s: float) -> None:

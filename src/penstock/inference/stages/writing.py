@@ -64,8 +64,10 @@ class Writing:
     def _write(self, block: Block) -> None:
         checks = [self._write_to(output, block) for output in range(len(self.job.outputs))]
         if self.job.sample is not None:
-            self.watch.count(filled=int(np.count_nonzero(block.arrays[-1])))
-            self.pool.give(block.arrays[-1])
+            filled = np.count_nonzero(block.arrays[-1]) if block.arrays else block.box.size
+            self.watch.count(filled=int(filled))
+            for flags in block.arrays[-1:]:
+                self.pool.give(flags)
         # One line for all outputs: a block is done once each of them has it.
         journal = self.run.journal
         where = f"block {block.index} {block.box}, noting it in {journal.named(LOG_FILE)}"
@@ -94,21 +96,30 @@ class Writing:
             else:
                 array[:, z] = made
 
+    def _values(self, number: int, block: Block) -> NDArray[Any]:
+        """What a block writes to one output."""
+        head, sink = self.job.heads[number], self.job.outputs[number].sink
+        fill = getattr(sink, "fill", 0)  # stores of others need not say it
+        if not block.arrays:  # nothing in it is sample
+            shape = (head.written, *self.placed(number, block.box).shape)
+            return np.broadcast_to(np.asarray(fill).astype(sink.dtype), shape)
+        array = block.arrays[number]
+        if head.summed:
+            sums, array = array, self.pool.take((head.written, *array.shape[1:]), sink.dtype)
+            self._finish(number, sums, array)
+            self.pool.give(sums)
+        if self.job.sample is not None:
+            left_out = head.grid.mask(block.arrays[-1], block.box)
+            np.copyto(array, fill, "unsafe", where=left_out)
+        return array
+
     def _write_to(self, number: int, block: Block) -> str:
         """Write a block to one output. Returns the check of its values. It is taken before the
         write, so that damage by the store or by broken memory can be seen later."""
-        output, array = self.job.outputs[number], block.arrays[number]
+        output = self.job.outputs[number]
         where = f"block {block.index} {block.box} of {output.sink.name}"
-        if self.job.heads[number].summed:
-            with self.watch.stage("write", where):
-                shape = (self.job.heads[number].written, *array.shape[1:])
-                sums, array = array, self.pool.take(shape, output.sink.dtype)
-                self._finish(number, sums, array)
-                self.pool.give(sums)
-        if self.job.sample is not None:
-            # Stores of others need not say it.
-            left_out = self.job.heads[number].grid.mask(block.arrays[-1][0], block.box)
-            array[:, left_out] = getattr(output.sink, "fill", 0)
+        with self.watch.stage("write", where):
+            array = self._values(number, block)
         with self.watch.stage("checksum", where):
             check = digest_of([array])
 
@@ -120,5 +131,6 @@ class Writing:
             self.watch.retries.run(self.queues.flow, output.sink.name, f"write {where}", write)
             if (level := self.levels.get(number)) is not None:
                 self._write_level(level, output.box(block.volume, block.box), array[None])
-            self.pool.give(array)
+            if block.arrays:
+                self.pool.give(array)
         return check

@@ -71,10 +71,13 @@ class Block:
     volume: int
     index: tuple[int, ...]
     box: Box
-    arrays: list[NDArray[Any]]
-    """One array for each head, shape (channels, z, y, x)."""
     missing: int
     """Voxels of brick support that have not arrived yet."""
+    arrays: list[NDArray[Any]] = field(default_factory=list)
+    """One array for each head, shape (channels, z, y, x). There is none as long as no brick of the
+    block holds sample, so that a block without any costs little."""
+    waiting: list[tuple[Brick, Sequence[NDArray[Any] | None]]] = field(default_factory=list)
+    """Bricks that have arrived and are not merged, with their heads."""
 
 
 def values_in(
@@ -113,27 +116,16 @@ class Assembly:
         """Merge the heads of a brick, and yield each block that is complete by then.
 
         A head has the shape (channels, z, y, x) of the brick's support if it is summed, else of
-        its core. None adds nothing.
+        its core. None adds nothing. The first is None if nothing of the brick is sample.
         """
-        geometry = self.geometry
-        reach = geometry.reach(brick)
-        for index in indices(geometry.blocks.touching(reach)):
+        reach = self.geometry.reach(brick)
+        for index in indices(self.geometry.blocks.touching(reach)):
             if not self.wanted(brick.volume, index):
                 continue
             block = self._block(brick.volume, index)
-            for number, summed in enumerate(self.summed):
-                share = self.placed(number, geometry.reach(brick, summed=summed) & block.box)
-                head = heads[number]
-                # The patches of a brick may own no voxel of a block that they contribute to.
-                if head is not None and share.size:
-                    held = self.placed(number, brick.support if summed else brick.core)
-                    values = values_in(geometry, head, held, share, summed=summed)
-                    place = (slice(None), *share.within(self.placed(number, block.box)))
-                    there = block.arrays[number][place]
-                    if summed:
-                        np.add(there, values, out=there)
-                    else:
-                        there[...] = values
+            block.waiting.append((brick, heads))
+            if block.arrays or heads[0] is not None:
+                self._merge(block)
             block.missing -= (reach & block.box).size
             if block.missing == 0:
                 yield self.open.pop((brick.volume, index))
@@ -142,10 +134,29 @@ class Assembly:
         key = (volume, index)
         if key not in self.open:
             box = self.geometry.blocks.cell(index)
-            heads = range(len(self.summed))
-            arrays = [self.empty(head, self.placed(head, box).shape) for head in heads]
-            self.open[key] = Block(volume, index, box, arrays, self._contributions(box))
+            self.open[key] = Block(volume, index, box, self._contributions(box))
         return self.open[key]
+
+    def _merge(self, block: Block) -> None:
+        """Put the waiting bricks of a block into its arrays."""
+        boxes = [self.placed(number, block.box) for number in range(len(self.summed))]
+        block.arrays = block.arrays or [
+            self.empty(number, box.shape) for number, box in enumerate(boxes)
+        ]
+        for brick, heads in block.waiting:
+            for number, (summed, box) in enumerate(zip(self.summed, boxes, strict=True)):
+                reach = self.geometry.reach(brick, summed=summed)
+                share, head = self.placed(number, reach & block.box), heads[number]
+                # The patches of a brick may own no voxel of a block that they contribute to.
+                if head is not None and share.size:
+                    held = self.placed(number, brick.support if summed else brick.core)
+                    values = values_in(self.geometry, head, held, share, summed=summed)
+                    there = block.arrays[number][(slice(None), *share.within(box))]
+                    if summed:
+                        np.add(there, values, out=there)
+                    else:
+                        there[...] = values
+        block.waiting.clear()
 
     def _contributions(self, box: Box) -> int:
         """How many voxels bricks will contribute to a block, summed over the bricks.
