@@ -15,7 +15,8 @@ import yaml
 from penstock.base import InferConfig, UsageError
 from penstock.data import open_source
 from penstock.inference.opening.as_its_makers import with_defaults
-from penstock.inference.opening.selection import channels_of, check_orientation
+from penstock.inference.opening.network_voxels import check_orientation
+from penstock.inference.opening.selection import channels_of
 from penstock.models import Recipe, Sliding, load_model
 
 from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, unet

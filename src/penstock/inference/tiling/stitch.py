@@ -8,6 +8,7 @@ are always taken in the same order, and the result is the same to the bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -20,6 +21,9 @@ from ...data import Box, indices
 from ...models import Sliding
 from .geometry import Brick, Geometry
 from .traffic import bricks_along
+
+_PLANES_BYTES = 2**24
+"""Most bytes of planes that are finished at once, if they are several."""
 
 
 def window(
@@ -66,30 +70,24 @@ def shares(raw: NDArray[Any], neighbours: Sequence[Sequence[int]]) -> NDArray[An
 
 @dataclass(slots=True)
 class Block:
-    """A block that is being filled, which is one box of one volume."""
+    """A block that is being filled, which is one box of one volume. Where outputs lie on another
+    grid than patches, it is made of what its arrays hold once all of it is there."""
 
     volume: int
     index: tuple[int, ...]
     box: Box
+    held: Box
+    """The voxels of the volume that it is made of; itself where the grids are the same."""
     arrays: list[NDArray[Any]]
-    """One array for each head, shape (channels, z, y, x)."""
+    """One array for each head of what is held, shape (channels, z, y, x)."""
     missing: int
     """Voxels of brick support that have not arrived yet."""
 
 
-def values_in(
-    geometry: Geometry, array: NDArray[Any], held: Box, share: Box, *, summed: bool
-) -> NDArray[Any]:
-    """What an array of a brick, (channels, z, y, x) of the box ``held``, gives the voxels of a box
-    of the grid of blocks."""
-    if geometry.back is None:
-        return array[(slice(None), *share.within(held))]
-    seen = geometry.needed(share) & held
-    array = array[(slice(None), *seen.within(held))]
-    back = geometry.back if summed else geometry.back.of_order(0)
-    if array.dtype == np.bool_:  # true where a voxel counts for which it is true, or none counts
-        return (back.apply(array.astype(np.float32), seen, share) > 0) | back.beyond(share)
-    return back.apply(array, seen, share)
+def planes_at_once(shape: Sequence[int], itemsize: int) -> int:
+    """How many planes of a block of a shape are finished at once, where a voxel has so many bytes
+    over all its channels, of which there may be a hundred."""
+    return max(1, _PLANES_BYTES // (itemsize * math.prod(shape[-2:])))
 
 
 @dataclass(slots=True)
@@ -122,13 +120,12 @@ class Assembly:
                 continue
             block = self._block(brick.volume, index)
             for number, summed in enumerate(self.summed):
-                share = self.placed(number, geometry.reach(brick, summed=summed) & block.box)
-                head = heads[number]
+                head, box = heads[number], brick.support if summed else brick.core
+                share = self.placed(number, box & block.held)
                 # The patches of a brick may own no voxel of a block that they contribute to.
                 if head is not None and share.size:
-                    held = self.placed(number, brick.support if summed else brick.core)
-                    values = values_in(geometry, head, held, share, summed=summed)
-                    place = (slice(None), *share.within(self.placed(number, block.box)))
+                    values = head[(slice(None), *share.within(self.placed(number, box)))]
+                    place = (slice(None), *share.within(self.placed(number, block.held)))
                     there = block.arrays[number][place]
                     if summed:
                         np.add(there, values, out=there)
@@ -142,9 +139,10 @@ class Assembly:
         key = (volume, index)
         if key not in self.open:
             box = self.geometry.blocks.cell(index)
+            held = self.geometry.needed(box)
             heads = range(len(self.summed))
-            arrays = [self.empty(head, self.placed(head, box).shape) for head in heads]
-            self.open[key] = Block(volume, index, box, arrays, self._contributions(box))
+            arrays = [self.empty(head, self.placed(head, held).shape) for head in heads]
+            self.open[key] = Block(volume, index, box, held, arrays, self._contributions(box))
         return self.open[key]
 
     def _contributions(self, box: Box) -> int:
