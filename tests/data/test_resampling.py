@@ -81,6 +81,17 @@ def test_the_centres_of_first_voxels_may_lie_over_each_other(order: int) -> None
         assert np.array_equal(part, whole[box.within(to)])
     assert way.begins == pytest.approx((3 - 15 / 7, -2, 9))
     assert way.back(1).back(order) == way
+    two = Resampling(of, to, 0, centred=(Fraction(1, 2),) * 3)
+    assert [int(two.needed_along(0, i, i + 1)[0]) - 3 for i in range(1, 9)] == [
+        0,
+        0,
+        1,
+        2,
+        2,
+        2,
+        3,
+        4,
+    ]
 
 
 @given(

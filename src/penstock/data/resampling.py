@@ -177,9 +177,10 @@ class Resampling:
             self._ratio(axis),
             self._order(axis),
         )
-        if order == 0:  # a place in the middle of two is rounded as scipy rounds it
-            half = 0.5 if self.centred is None else 0.0
-            return low + np.floor(n / m * (place - begin + half) - half + 0.5).astype(np.int64)
+        if order == 0:  # a place in the middle of two is rounded as scipy or torch rounds it
+            at, scipy = place - begin, self.centred is None
+            at = np.floor(n / m * (at + 0.5) - 0.5 + 0.5) if scipy else np.rint(n / m * at)
+            return low + at.astype(np.int64)
         return low + (2 * (place - begin) * n + since) // (2 * m) - order // 2
 
     def _since(self, axis: int, voxel: Any) -> Any:
