@@ -205,7 +205,8 @@ def finishing_bytes(facts: Facts, block: tuple[int, ...]) -> int:
     most = max(facts.brick_voxel_bytes)
     if facts.back is None:
         return size
-    return size + facts.back.bytes_for((planes_at_once(block, most), *block[1:]), most)
+    whole = most * max(math.prod(block), math.prod(facts.back.most_needed(block)))
+    return size + facts.back.bytes_for((planes_at_once(block[0], whole), *block[1:]), most)
 
 
 def bricks_bytes(facts: Facts, budget: int, largest: BrickShape) -> int:

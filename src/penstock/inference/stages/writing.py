@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -88,7 +89,8 @@ class Writing:
     ) -> Iterator[tuple[slice, NDArray[Any]]]:
         """What an array of a block gives the block, some planes at a time, and their place."""
         depth = array.shape[1] if back is None else block.box.shape[0]
-        step = planes_at_once(array.shape, len(array) * array.itemsize)
+        over = max(1.0, block.box.size / block.held.size)
+        step = planes_at_once(depth, math.ceil(array.nbytes * over))
         for first in range(0, depth, step):
             some = slice(first, min(first + step, depth))
             if back is None:

@@ -8,7 +8,6 @@ are always taken in the same order, and the result is the same to the bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -84,10 +83,10 @@ class Block:
     """Voxels of brick support that have not arrived yet."""
 
 
-def planes_at_once(shape: Sequence[int], itemsize: int) -> int:
-    """How many planes of a block of a shape are finished at once, where a voxel has so many bytes
-    over all its channels, of which there may be a hundred."""
-    return max(1, _PLANES_BYTES // (itemsize * math.prod(shape[-2:])))
+def planes_at_once(depth: int, num_bytes: int) -> int:
+    """How many planes of a block are finished at once, of ``depth`` planes that have so many bytes
+    over all their channels, of which there may be a hundred."""
+    return max(1, depth * _PLANES_BYTES // num_bytes)
 
 
 @dataclass(slots=True)
