@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -60,12 +61,49 @@ def test_slices_are_resampled_and_the_nearest_one_is_taken() -> None:
     assert way.back(1).nearest == 0
 
 
+STEPS = Fraction(15, 7), Fraction(2, 3), Fraction(1)
+
+
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_the_centres_of_first_voxels_may_lie_over_each_other(order: int) -> None:
+    array = np.random.default_rng(1).random((13, 21, 9))
+    of, to = Box.of((3, -2, 5), array.shape), Box.of((1, 0, -4), (7, 32, 9))
+    way = Resampling(of, to, order, centred=STEPS)
+    places = [np.arange(n) * float(step) for n, step in zip(to.shape, STEPS, strict=True)]
+    wanted = ndimage.map_coordinates(
+        array, np.meshgrid(*places, indexing="ij"), order=order, mode="nearest"
+    )
+    whole = way.apply(array[None], of, to)[0]
+    assert np.abs(whole - wanted).max() < 1e-5
+    for box in some_boxes(to, 2):
+        needed = way.needed(box)
+        part = way.apply(array[(None, *needed.within(of))], needed, box)[0]
+        assert np.array_equal(part, whole[box.within(to)])
+    assert way.begins == pytest.approx((3 - 15 / 7, -2, 9))
+    assert way.back(1).back(order) == way
+    two = Resampling(of, to, 0, centred=(Fraction(1, 2),) * 3)
+    assert [int(two.needed_along(0, i, i + 1)[0]) - 3 for i in range(1, 9)] == [
+        0,
+        0,
+        1,
+        2,
+        2,
+        2,
+        3,
+        4,
+    ]
+
+
 @given(
-    st.integers(-9, 9), st.integers(1, 30), st.integers(1, 30), st.sampled_from([0, 1]), st.data()
-)
-def test_a_voxel_is_given_to_those_that_need_it(low, of, to, order, data) -> None:
+    st.integers(-9, 9), st.integers(1, 30), st.integers(1, 30), st.sampled_from([0, 1]),
+    st.none() | st.fractions(Fraction(1, 5), 5, max_denominator=9), st.data(),
+)  # fmt: skip
+def test_a_voxel_is_given_to_those_that_need_it(low, of, to, order, step, data) -> None:
     """Along one axis, against the voxels that each voxel needs by itself."""
-    way = Resampling(Box.of((low,) * 3, (of,) * 3), Box.of((2,) * 3, (to,) * 3), order)
+    centred = step and (step,) * 3
+    way = Resampling(
+        Box.of((low,) * 3, (of,) * 3), Box.of((2,) * 3, (to,) * 3), order, centred=centred
+    )
     start = data.draw(st.integers(low, low + of - 1))
     stop = data.draw(st.integers(start + 1, low + of))
     wanted = []

@@ -184,6 +184,7 @@ def test_exact_is_said_of_patches_on_the_grid_alone() -> None:
 
 
 def _trial(job: Job, **more: Any) -> SeamTrial:
+    more = {"head": job.head_facts[0]} | more
     return SeamTrial(job.net, job.values, job.source, job.volumes[0], job.devices[0], **more)
 
 
@@ -233,11 +234,12 @@ def test_changed_labels_and_their_f1_are_measured() -> None:
     labels, scores = np.zeros(volume.shape, np.uint8), np.zeros((3, *volume.shape), np.float32)
     knobs: dict[str, Any] = {"in_spec": volume, "patch": (16,), "overlap": (4,), "model_type": net}
     job = opened(labels, reduce="argmax", **knobs)
-    error = _trial(job, labels=True).error(200, 2**30)
+    error = _trial(job).error(200, 2**30)
     assert 0 < error.by_distance[0] < 0.1 and 0.9 < error.f1 < 1
     assert "of the labels change at seams" in error.line() and "F1 0.9" in error.line()
     job = opened(scores, head_kind="scores", **knobs)  # what blends scores reduces them later
-    assert _trial(job, labels=True, later=Reduction.parse("argmax")).error(200, 2**30) == error
+    head = replace(job.head_facts[0], kind="labels", reduction=Reduction.parse("argmax"))
+    assert _trial(job, head=head).error(200, 2**30) == error
 
 
 @pytest.mark.usefixtures("measured_soon")

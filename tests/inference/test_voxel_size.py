@@ -14,7 +14,7 @@ from torch import nn
 import penstock
 from penstock.base import InferConfig, Refused, UsageError
 from penstock.data import Box, Resampling, open_sink, open_source
-from penstock.inference.opening.selection import network_grid
+from penstock.inference.opening.network_voxels import network_grid
 from penstock.inference.tiling.geometry import Geometry
 from penstock.inference.tiling.parts import Parts
 from penstock.inference.tiling.stitch import Assembly
@@ -113,11 +113,12 @@ def test_bricks_make_other_blocks(geometry: Geometry, shape: tuple[int, ...], or
             support[(slice(None), *core)] = array[brick.core.within(domain)]
             heads = [support, labels[brick.core.within(domain)][None]]
             for block in assembly.add(brick, heads):
-                made[block.box.within(back.to)] = block.arrays[0][0]
-                chosen[block.box.within(back.to)] = block.arrays[1][0]
-            most = max(most, sum(block.box.size for block in assembly.open.values()))
+                place, held = block.box.within(back.to), block.held
+                made[place] = back.apply(block.arrays[0], held, block.box)[0]
+                chosen[place] = back.of_order(0).apply(block.arrays[1], held, block.box)[0]
+            most = max(most, sum(block.held.size for block in assembly.open.values()))
         assert not assembly.open
-    assert np.allclose(made, whole, rtol=0, atol=1e-12)
+    assert np.array_equal(made, whole)
     assert np.array_equal(chosen, nearest)
     assert most <= open_peak(geometry)
 

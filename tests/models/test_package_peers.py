@@ -12,10 +12,12 @@ import pytest
 import torch
 import yaml
 
+import penstock
 from penstock.base import InferConfig, UsageError
 from penstock.data import open_source
 from penstock.inference.opening.as_its_makers import with_defaults
-from penstock.inference.opening.selection import channels_of, check_orientation
+from penstock.inference.opening.network_voxels import check_orientation
+from penstock.inference.opening.selection import channels_of
 from penstock.models import Recipe, Sliding, load_model
 
 from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, unet
@@ -208,6 +210,80 @@ def test_a_bundle_is_what_monais_inferer_makes_of_it(shape, inferer, tmp_path) -
     assert (made == again).all() and np.abs(made - wanted).max() < 1e-4
     labels = infer(volume, folder, np.zeros((1, *shape), "uint8"))
     assert (labels[0] == wanted.argmax(0)).mean() > 0.999
+
+
+def on(key: str, name: str, **values: Any) -> dict[str, Any]:
+    return {"_target_": name, "keys": key, **values}
+
+
+def of_monai(folder: Path, file: Path) -> Array:
+    """What MONAI's own transforms and inferer make of a file, channels z y x."""
+    settings = json.loads((folder / "configs" / "inference.json").read_text())
+    parser = pytest.importorskip("monai.bundle").ConfigParser(settings)
+    seen = parser.get_parsed_content("preprocessing")({"image": str(file)})
+    net: Any = load_model(str(folder)).module.module
+    with torch.no_grad():
+        scores = parser.get_parsed_content("inferer")(seen["image"].as_tensor()[None], net)[0]
+    seen["pred"] = pytest.importorskip("monai.data").MetaTensor(scores)  # as MONAI's loops make it
+    made: Array = parser.get_parsed_content("postprocessing")(seen)["pred"].numpy()
+    return made.transpose(0, 3, 2, 1)
+
+
+RANGE = on("image", "ScaleIntensityRanged", a_min=-50, a_max=700, b_min=0, b_max=1, clip=True)
+COARSE, FINE = (
+    on("image", "Spacingd", pixdim=sizes) for sizes in ([1.5, 1.5, 2.0], [0.6, 0.9, -1])
+)
+NEAREST = on("image", "Spacingd", pixdim=[1.1, 0.8, 1.7], mode="nearest")
+SOFTMAX = on("pred", "Activationsd", softmax=True)
+SIGMOID, CUT = on("pred", "Activationsd", sigmoid=True), on("pred", "AsDiscreted", threshold=0.5)
+ARGMAX = on("pred", "AsDiscreted", argmax=True)
+LINEAR, CHOSEN = (
+    on("pred", "Invertd", transform="@preprocessing", orig_keys="image", nearest_interp=nearest)
+    for nearest in (False, True)
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([COARSE, RANGE], [SOFTMAX, LINEAR]), ([FINE, RANGE], [SOFTMAX, LINEAR, ARGMAX]),
+        ([RANGE, FINE], [LINEAR, SIGMOID]), ([COARSE, RANGE], [SIGMOID, LINEAR, CUT]),
+        ([NEAREST, RANGE], [SOFTMAX, ARGMAX, CHOSEN]), ([RANGE], [SOFTMAX, LINEAR]),
+        ([FINE, on("image", "NormalizeIntensityd"),
+          on("image", "ScaleIntensityd", minv=-1.0, maxv=1.0)], [SIGMOID, CHOSEN]),
+    ],
+)  # fmt: skip
+def test_a_bundle_gives_what_monais_transforms_give(before, after, tmp_path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    read = [on("image", "LoadImaged"), on("image", "EnsureChannelFirstd")]
+    folder = bundle(
+        tmp_path / "bundle",
+        preprocessing={"_target_": "Compose", "transforms": [*read, *before]},
+        postprocessing={"_target_": "Compose", "transforms": after},
+        inferer={"_target_": "SlidingWindowInferer", "roi_size": [8, 8, 12], "mode": "gaussian"},
+    )
+    weights = torch.load(folder / "models" / "model.pt")
+    for value in [*weights.values()][-2:]:  # far from each other, and from the middle
+        value *= 30
+    torch.save(weights, folder / "models" / "model.pt")
+    volume = noise(23, 19, 17).transpose(2, 1, 0).astype("float32")
+    file = tmp_path / "volume.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(volume, np.diag([0.7, 0.8, 1.9, 1.0])), file)
+    wanted = of_monai(folder, file)
+    reduced = ARGMAX in after or CUT in after
+    made = np.zeros(wanted.shape, "uint8" if reduced else "float32")
+    again = np.zeros_like(made)
+    for out, knobs in ((made, {}), (again, {"block": 13, "parts": 4})):
+        penstock.run_inference(
+            str(file), out, model=str(folder), devices="cpu", run_dir=tmp_path / "run",
+            overwrite=True, **knobs,
+        )  # fmt: skip
+    assert (made == again).all()
+    if reduced:
+        assert len(np.unique(made)) > 1 and (made == wanted).mean() > 0.999
+    else:
+        assert np.ptp(wanted) > 0.5 and np.abs(made - wanted).max() < 1e-4
 
 
 def message(*fields: tuple[int, Any]) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.data import Normalisation
-from penstock.models.packages import bioimageio, monai_bundle
+from penstock.models.packages import bioimageio, monai_bundle, monai_steps
 from penstock.models.packages import nnunet as nnunet_room
 from penstock.models.packages.chain import Chain
 from penstock.models.packages.package import Parcel
@@ -157,7 +157,7 @@ def transformed(*steps: tuple[str, dict[str, Any]], channels: int = 1) -> tuple[
     parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
     recipe, chain = Recipe("net"), Chain(parcel.refuse, channels)
     for name, values in steps:
-        recipe = monai_bundle._before(parcel, recipe, chain, name, values)
+        recipe = monai_steps.before(parcel, recipe, chain, name, values)
     return recipe, chain.each
 
 
@@ -171,9 +171,16 @@ def test_transforms_of_a_bundle_become_one_normalisation() -> None:
     assert [(how.lower, how.upper) for how in each] == [(1, 5), (2, 7)]
     plain = ("NormalizeIntensity", {})
     assert transformed(("ScaleIntensity", {}), plain)[1] == [Normalisation("moments")]
+    for first in ([], [plain]):
+        how = transformed(*first, ("ScaleIntensity", {"minv": -1.0, "maxv": 3.0}))[1][0]
+        np.testing.assert_allclose(how.of_array(values).applied(values), values / 250 - 0.6)
+        assert how.line().endswith("of which 0.25 becomes 0 and 0.5 becomes 1")
     spacing = ("Spacing", {"pixdim": [1.0, 2.0, 3.0], "mode": ["bilinear", "nearest"]})
     recipe, _ = transformed(both, spacing)
     assert (recipe.spacing, recipe.order, recipe.scaled_first) == ((3, 2, 1), 1, True)
+    assert recipe.centred
+    for sizes, zyx in ((1.5, (1.5,) * 3), ([-1, 2, 3], (3, 2, np.nan)), ([1, 2], (np.nan, 2, 1))):
+        np.testing.assert_equal(transformed(("Spacing", {"pixdim": sizes}))[0].spacing, zyx)
     recipe, _ = transformed(spacing, both)
     assert not recipe.scaled_first
 
@@ -181,7 +188,13 @@ def test_transforms_of_a_bundle_become_one_normalisation() -> None:
 @pytest.mark.parametrize(
     ("steps", "because"),
     [
-        ([("ScaleIntensity", {"minv": -1})], "scaled again after"),
+        ([("NormalizeIntensity", {"subtrahend": 1, "nonzero": True}),
+          ("ScaleIntensityRange", RANGE)], "scaled again after what is not 0 was"),
+        ([("Spacing", {"pixdim": []})], "pixdim of its Spacing is .*, and not numbers"),
+        ([("Spacing", {"pixdim": 1.0, "scale_extent": True})], "scale_extent of its Spacing is"),
+        ([("Spacing", {"pixdim": 1.0, "padding_mode": "zeros"})], "padding_mode of its Spacing"),
+        ([("CropForeground", {})], "CropForeground of its input is not done"),
+        ([("Resize", {})], "Resize of its input is not done"),
         ([("CastToType", {"dtype": "$torch.int16"})], "CastToType of its input is not done"),
         ([("Spacing", {"pixdim": [1.0] * 3, "mode": "bicubic"})], "mode of its Spacing is 'bicub"),
         ([("Spacing", {"pixdim": "$[1] * 3"})], "--trust-model"),
@@ -203,7 +216,31 @@ def test_a_transform_of_a_bundle_that_would_be_another_is_refused(steps: Any, be
 def test_a_transform_of_an_output_that_would_be_another_is_refused(step: Any) -> None:
     parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="of its output is not done as it is said, only softmax"):
-        monai_bundle._after(parcel, Recipe("net"), {"postprocessing": {"transforms": [step]}})
+        monai_steps.after(parcel, Recipe("net"), [(step.pop("_target_")[:-1], step)])
+
+
+SOFTMAX, SIGMOID = ("Activations", {"softmax": True}), ("Activations", {"sigmoid": True})
+ARGMAX, CUT = ("AsDiscrete", {"argmax": True}), ("AsDiscrete", {"threshold": 0.5})
+LINEAR, NEAREST = ("Invert", {"nearest_interp": False}), ("Invert", {})
+
+
+@pytest.mark.parametrize(
+    ("steps", "head", "reduce", "back_order"),
+    [
+        ([SOFTMAX, LINEAR, ARGMAX], HeadRecipe("scores", "softmax"), "argmax", 1),
+        ([SOFTMAX, ARGMAX, LINEAR], HeadRecipe("scores", "softmax"), "argmax", 0),
+        ([LINEAR, SIGMOID, CUT], HeadRecipe("scores", "sigmoid", after_back=True), "threshold:0.5",
+         1),
+        ([SIGMOID, NEAREST], HeadRecipe("scores", "sigmoid"), None, 0),
+        ([("SaveImage", {})], HeadRecipe("scores"), None, 1),
+    ],
+)  # fmt: skip
+def test_transforms_of_an_output_are_done_in_their_order(steps, head, reduce, back_order) -> None:
+    parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
+    recipe = monai_steps.after(parcel, Recipe("net"), steps)
+    assert (recipe.heads["out"], recipe.reduce, recipe.back_order) == (head, reduce, back_order)
+    with pytest.raises(UsageError, match="Activations of its output is not done"):
+        monai_steps.after(parcel, Recipe("net"), [ARGMAX, SOFTMAX])
 
 
 def test_an_inferer_that_would_be_another_is_refused() -> None:

@@ -98,6 +98,8 @@ class Normalisation:
     """The least number that values are divided by."""
     added: float = 0.0
     """A number that is added to the range or deviation that was counted."""
+    then: tuple[float, float] = (0.0, 1.0)
+    """The values, as counted numbers have made them, that become 0 and 1 in the end."""
     clip: tuple[float, float] | None = None
     """Range that normalised values are clipped to; None for no clipping."""
     nonzero: bool = False
@@ -112,9 +114,9 @@ class Normalisation:
         if self.counts is not None:
             return None
         low, high = self.lower, self.upper
-        if high < low:
-            return self._as_said(Scaling(low, high - low))
-        return self._as_said(Scaling.of_range(low, high, low, high, self.least))
+        fit = Scaling.of_range(low, high, low, high, self.least)
+        scaling = Scaling(low, high - low) if high < low else fit
+        return self.of_numbers(scaling.lower, scaling.scale)
 
     def counter(self, dtype: np.dtype[Any]) -> Histogram | MeanAndDeviation:
         """What counts the data; it is done at once if the numbers are given."""
@@ -151,24 +153,22 @@ class Normalisation:
 
     def of_numbers(self, lower: float, scale: float) -> Scaling:
         """The scaling by numbers that were counted before."""
-        return self._as_said(Scaling(lower, scale))
-
-    def _as_said(self, scaling: Scaling) -> Scaling:
-        return Scaling(scaling.lower, scaling.scale, self.clip, self.nonzero)
+        return Scaling(lower, scale, self.clip, self.nonzero)
 
     def line(self) -> str:
         """The normalisation in words."""
+        given = f"{self.lower:g} becomes 0 and {self.upper:g} becomes 1"
         words = {
-            None: f"{self.lower:g} becomes 0 and {self.upper:g} becomes 1",
+            None: "as they are" if (self.lower, self.upper) == (0.0, 1.0) else given,
             "percentiles": f"percentiles {self.lower:g} and {self.upper:g} of the whole volume",
             "moments": "z-score by mean and deviation of the whole volume",
         }
         line = words[self.counts]
-        if self.counts is None and (self.lower, self.upper) == (0.0, 1.0):
-            line = "as they are"
         if self.nonzero:
-            line += ", only "
-            line += "inside what is not 0 in some channel" if self.masked else "where it is not 0"
+            inside = "inside what is not 0 in some channel"
+            line += f", only {inside if self.masked else 'where it is not 0'}"
+        if self.then != (0.0, 1.0):
+            line += f", of which {self.then[0]:g} becomes 0 and {self.then[1]:g} becomes 1"
         return line + (f", clipped to {self.clip[0]:g} {self.clip[1]:g}" if self.clip else "")
 
 
@@ -189,11 +189,13 @@ def normalised(array: NDArray[Any], each: Sequence[Normalisation]) -> NDArray[np
 
 def _numbers(how: Normalisation, counter: Histogram | MeanAndDeviation) -> tuple[float, float]:
     """Lower bound and scale of data that was counted."""
+    first, last = how.then
     if isinstance(counter, Histogram):
         scaling = counter.scaling(how.least)
-        return scaling.lower, scaling.scale + how.added
-    scale = max(counter.deviation + how.added, how.least or 0.0)
-    return counter.mean, scale or 1.0
+        lower, scale = scaling.lower, scaling.scale + how.added
+    else:
+        lower, scale = counter.mean, max(counter.deviation + how.added, how.least or 0.0) or 1.0
+    return lower + first * scale, (last - first) * scale
 
 
 class MeanAndDeviation:

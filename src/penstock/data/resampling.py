@@ -6,6 +6,11 @@
 Places are computed from the number of a voxel in the whole grid, and sums are taken voxel by voxel
 in one order. So a voxel has the same bits in any box. Beyond its edge a grid goes on with its last
 voxel. This is `scipy.ndimage.zoom` with ``grid_mode=True`` and ``mode="nearest"``.
+
+MONAI's grids begin at the centre of one voxel instead, and are `centred` here:
+
+    of   │     0     │     1     │     2     │   the centre of 1, whose voxels are 3/4 as long:
+    to     │   0    │   1    │   2    │   3      1 * 3/4 = 0.75
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -43,6 +49,9 @@ class Resampling:
     inner: tuple[Box, Box] | None = None
     """A box of ``of`` and the one of ``to`` that lies over it, where this is done as if ``of`` were
     no more than that box; None if the whole grids lie over each other."""
+    centred: tuple[Fraction, ...] | None = None
+    """Voxels of ``of`` in one of ``to`` along each axis, where the centres of the first voxels lie
+    over each other; None if their edges do, and those of the last."""
 
     def of_order(self, order: int) -> Resampling:
         return replace(self, order=order)
@@ -50,7 +59,8 @@ class Resampling:
     def back(self, order: int) -> Resampling:
         """The way from ``to`` to ``of``."""
         inner = self.inner and self.inner[::-1]
-        return Resampling(self.to, self.of, order, self.nearest, inner)
+        centred = self.centred and tuple(1 / step for step in self.centred)
+        return Resampling(self.to, self.of, order, self.nearest, inner, centred)
 
     @property
     def over(self) -> tuple[Box, Box]:
@@ -60,8 +70,14 @@ class Resampling:
     @property
     def steps(self) -> tuple[float, ...]:
         """Voxels of ``of`` in one voxel of ``to``, along each axis."""
-        of, to = self.over
-        return tuple(n / m for n, m in zip(of.shape, to.shape, strict=True))
+        return tuple(n / m for n, m, _ in map(self._ratio, range(3)))
+
+    @property
+    def begins(self) -> tuple[float, ...]:
+        """Where the centre of voxel 0 of ``to`` lies, in voxels of ``of``."""
+        starts, ratios = map(self._starts, range(3)), map(self._ratio, range(3))
+        each = zip(starts, ratios, strict=True)
+        return tuple(low + (since / 2 - n * begin) / m for (low, begin), (n, m, since) in each)
 
     def beyond(self, box: Box) -> NDArray[np.bool_]:
         """The voxels of a box of ``to`` that do not lie over ``inner``."""
@@ -99,9 +115,9 @@ class Resampling:
         if (axis := self.nearest) is None:
             return np.zeros(shape, np.int64)
         shape[axis] = -1
-        start, length, _, _ = self._row(axis)
-        first = self._first(axis, np.arange(box.start[axis], box.stop[axis])) - start
-        return np.asarray(first.clip(0, length - 1).reshape(shape))
+        of = self.over[0]
+        first = self._first(axis, np.arange(box.start[axis], box.stop[axis])) - of.start[axis]
+        return np.asarray(first.clip(0, of.shape[axis] - 1).reshape(shape))
 
     def apply(self, array: NDArray[Any], held: Box, box: Box) -> NDArray[Any]:
         """The voxels of a box of ``to``.
@@ -119,40 +135,65 @@ class Resampling:
             array = self._along(axis, array, held.start[axis], place)
         return array
 
-    def bytes_for(self, shape: tuple[int, ...], held: tuple[int, ...], itemsize: int) -> int:
-        """The most bytes of arrays while a box of ``to`` of a shape is made of one of ``of``, which
-        has the shape ``held`` at most. They are the voxels that are needed, as stored and as
-        copies, and what is made of them. A value has ``itemsize`` bytes."""
-        margin = self.order + 1 + 2 * (_REACH if self.order == 3 else 0)
-        voxels = 1
-        for side, most, step, to in zip(shape, held, self.steps, self.to.shape, strict=True):
-            made = min(side, to)
-            voxels *= max(made, min(math.ceil(made * step), most) + margin)
-        return 4 * itemsize * voxels
+    def most_needed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what a box of ``to`` of a shape is made of, at most."""
+        return tuple(map(min, self._taken(shape), self.of.shape))
 
-    def _row(self, axis: int) -> tuple[int, int, int, int]:
-        """Start and length of `over` along an axis, in ``of`` and in ``to``."""
+    def bytes_for(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """The most bytes of arrays while a box of ``to`` of a shape is made. They are the voxels
+        that are needed, as stored and as copies, and what is made of them. A value has ``itemsize``
+        bytes."""
+        sides = zip(self._taken(shape), shape, self.to.shape, strict=True)
+        return 4 * itemsize * math.prod(max(taken, min(n, to)) for taken, n, to in sides)
+
+    def _taken(self, shape: tuple[int, ...]) -> Iterator[int]:
+        """The sides of what a box is made of, with those beyond the edge, at most."""
+        margin = self.order + 1 + 2 * (_REACH if self.order == 3 else 0)
+        sides = zip(shape, self.to.shape, self.steps, self.of.shape, strict=True)
+        return (min(math.ceil(min(side, to) * step), of) + margin for side, to, step, of in sides)
+
+    def _starts(self, axis: int) -> tuple[int, int]:
+        """The first voxels along an axis that lie over each other, of ``of`` and of ``to``."""
         of, to = self.over
-        return of.start[axis], of.shape[axis], to.start[axis], to.shape[axis]
+        return of.start[axis], to.start[axis]
+
+    def _ratio(self, axis: int) -> tuple[int, int, int]:
+        """Numbers n, m and c. Counted from `_starts`, voxel i of ``to`` lies at (2ni + c) / 2m of
+        ``of``."""
+        if self.centred is not None:
+            return self.centred[axis].numerator, self.centred[axis].denominator, 0
+        of, to = self.over
+        n, m = of.shape[axis], to.shape[axis]
+        return n, m, n - m
 
     def _order(self, axis: int) -> int:
-        _, n, _, m = self._row(axis)
+        n, m, _ = self._ratio(axis)
         return 0 if n == m or axis == self.nearest else self.order
 
     def _first(self, axis: int, place: Any) -> Any:
         """The first voxel of ``of`` that voxels of ``to`` are interpolated between."""
-        (low, n, begin, m), order = self._row(axis), self._order(axis)
-        if order == 0:  # a place in the middle of two is rounded as scipy rounds it
-            return low + np.floor(n / m * (place - begin + 0.5) - 0.5 + 0.5).astype(np.int64)
-        return low + ((2 * (place - begin) + 1) * n - m) // (2 * m) - order // 2
+        (low, begin), (n, m, since), order = (
+            self._starts(axis),
+            self._ratio(axis),
+            self._order(axis),
+        )
+        if order == 0:  # a place in the middle of two is rounded as scipy or torch rounds it
+            at, scipy = place - begin, self.centred is None
+            at = np.floor(n / m * (at + 0.5) - 0.5 + 0.5) if scipy else np.rint(n / m * at)
+            return low + at.astype(np.int64)
+        return low + (2 * (place - begin) * n + since) // (2 * m) - order // 2
 
     def _since(self, axis: int, voxel: Any) -> Any:
         """The first voxel of ``to`` that is interpolated from ``voxel`` on, or from a later one."""
-        (low, n, begin, m), order = self._row(axis), self._order(axis)
-        since = voxel - low
-        twice = -(-2 * m * since // n) if order == 0 else -(-m * (2 * since + 1) // n)
-        place = begin + twice // 2
-        if order == 0:
+        (low, begin), (n, m, since), order = (
+            self._starts(axis),
+            self._ratio(axis),
+            self._order(axis),
+        )
+        nearer = m if order == 0 else 0
+        place = begin - (since + nearer - 2 * m * (voxel - low)) // (2 * n)
+        if order == 0:  # rounding may move it by one
+            place = place - (self._first(axis, place - 1) >= voxel)
             place = place + (self._first(axis, place) < voxel)
         return np.clip(place, self.to.start[axis], self.to.stop[axis])
 
@@ -160,10 +201,10 @@ class Resampling:
         self, axis: int, array: NDArray[Any], held: int, place: NDArray[np.int64]
     ) -> NDArray[Any]:
         """Resample one axis, from the voxel ``held`` on."""
-        (start, length, _, _), order = self._row(axis), self._order(axis)
-        low, high = start, start + length - 1
+        of, order, (n, m, _) = self.over[0], self._order(axis), self._ratio(axis)
+        low, high = of.start[axis], of.stop[axis] - 1
         first, last = self._first(axis, place), held + array.shape[axis + 1] - 1
-        if self.inner is None and self.of.shape[axis] == self.to.shape[axis]:
+        if self.inner is None and n == m:
             kept = slice(first[0] - held, first[-1] + 1 - held)
             return array[(slice(None),) * (axis + 1) + (kept,)]
         if order == 0:
@@ -188,9 +229,8 @@ class Resampling:
         self, axis: int, place: NDArray[np.int64], dtype: np.dtype[Any]
     ) -> Iterator[NDArray[Any]]:
         """The weight of each voxel, the first to the last, between which is interpolated."""
-        _, n, begin, m = self._row(axis)
-        twice = 2 * (place - begin) + 1
-        after = (twice * n - m) % (2 * m) / (2 * m)
+        n, m, since = self._ratio(axis)
+        after = (2 * (place - self._starts(axis)[1]) * n + since) % (2 * m) / (2 * m)
         before = 1 - after
         weights = [before, after]
         if self.order == 3:

@@ -1,6 +1,7 @@
 from .changed_heads import Reduction as Reduction
 from .changed_heads import as_trained as as_trained
 from .changed_heads import of_views as of_views
+from .changed_heads import probabilities_in as probabilities_in
 from .changed_heads import probabilities_of as probabilities_of
 from .changed_heads import reduced as reduced
 from .checkpointing import recompute_activations as recompute_activations
@@ -26,6 +27,7 @@ from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
 from .probes import find_reach as find_reach
+from .recipe import Activation as Activation
 from .recipe import HeadRecipe as HeadRecipe
 from .recipe import Recipe as Recipe
 from .recipe import Sliding as Sliding

@@ -14,14 +14,16 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..base import PenstockError, UsageError, plural
 from .load import Model, named_heads
-from .recipe import AS_IT_IS, HeadRecipe
+from .recipe import AS_IT_IS
 
 Views = Literal["flips", "rotations"]
 _FEW = 255
@@ -163,12 +165,37 @@ def probabilities_of(logits: Tensor, *, exclusive: bool) -> Tensor:
     return logits.softmax(1) if exclusive else logits.sigmoid()
 
 
-def as_trained(model: Model, *, rescaled: bool = True) -> tuple[Model, list[str]]:
+def probabilities_in(logits: NDArray[Any], *, exclusive: bool) -> NDArray[Any]:
+    """The same of an array.
+
+    Args:
+        logits: Of shape (channels, sides).
+        exclusive: Whether those of a voxel sum to 1.
+
+    Returns:
+        The probabilities. A voxel has the same bits in an array of any shape, as torch's functions
+        do not give it.
+    """
+    with np.errstate(over="ignore"):
+        if not exclusive:
+            return np.asarray(1 / (1 + np.exp(-logits)))
+    made = np.exp(logits - logits.max(axis=0))
+    total = made[0].copy()
+    for channel in made[1:]:  # as numpy adds in an order that depends on the shape
+        total += channel
+    made /= total
+    return np.asarray(made)
+
+
+def as_trained(
+    model: Model, *, rescaled: bool = True, later: bool = False
+) -> tuple[Model, list[str]]:
     """A model whose outputs are what its training was for.
 
     Args:
         model: The model, with its recipe.
         rescaled: Whether intensities go back to the scale of their target.
+        later: Whether probabilities are made once patches are blended. The model then gives logits.
 
     Returns:
         The model, itself where no recipe says otherwise, and a sentence for each head that changes.
@@ -189,18 +216,17 @@ def as_trained(model: Model, *, rescaled: bool = True) -> tuple[Model, list[str]
     why = f", as {model.recipe.place} says; --head-kind turns that off"
 
     def meant(name: str, output: Tensor) -> dict[str, Tensor]:
-        return {name: _meant(output, recipes.get(name), rescaled)}
+        head = recipes.get(name)
+        if head is not None and head.activation is not None:
+            exclusive = head.activation == "softmax"
+            made = output if later else probabilities_of(output.float(), exclusive=exclusive)
+            return {name: made}
+        if head is not None and head.scaling is not None and rescaled:
+            lower, scale = head.scaling
+            return {name: output.float() * scale + lower}
+        return {name: output}
 
     return replace(model, module=_Changed(model, meant)), [note + why for note in notes]
-
-
-def _meant(output: Tensor, head: HeadRecipe | None, rescaled: bool) -> Tensor:
-    if head is not None and head.activation is not None:
-        return probabilities_of(output.float(), exclusive=head.activation == "softmax")
-    if head is not None and head.scaling is not None and rescaled:
-        lower, scale = head.scaling
-        return output.float() * scale + lower
-    return output
 
 
 class _OfViews(nn.Module):

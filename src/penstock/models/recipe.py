@@ -38,19 +38,25 @@ AS_IT_IS = (0.0, 1.0)
 """Lower bound and scale of values that are not changed."""
 
 
+Activation = Literal["sigmoid", "softmax"]
+"""The function that makes probabilities of logits."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadRecipe:
     """What is done to one output of a network."""
 
     kind: HeadKind
     """The kind that `infer` takes it for."""
-    activation: Literal["sigmoid", "softmax"] | None = None
+    activation: Activation | None = None
     """The function that makes probabilities of it; None if it is not one of logits."""
     scaling: tuple[float, float] | None = None
     """Lower bound and scale of its values, which are ``output * scale + lower``. None if it is not
     said; an intensity then goes back to the scale of the input."""
     dtype: str | None = None
     """The dtype of a new output; None if it is not said."""
+    after_back: bool = False
+    """True if probabilities are made on the input's grid, else on the network's."""
 
 
 Steps = Literal["context", "inset", "narrowed", "moved"]
@@ -98,8 +104,13 @@ class Recipe:
     """The unit of ``spacing``."""
     order: int | None = None
     """The order of the interpolation, as ``--resample-order`` has it; None if it is not said."""
+    centred: bool = False
+    """True if the network's voxels begin with one over the centre of the volume's first, as MONAI's
+    do, and not at its edge."""
     scaled_first: bool = False
     """True if values are normalised before voxels are resampled."""
+    back_order: int = 1
+    """The highest order of the interpolation by which scores go back to the input's grid."""
     most_anisotropy: float | None = None
     """Ratio of the longest side of a voxel to the shortest up to which all axes are resampled
     alike; beyond it the nearest voxel is taken along the longest. None for no such limit."""
@@ -293,7 +304,7 @@ def _head(said: Mapping[str, Any]) -> HeadRecipe:
     if said["kind"] not in HEAD_KINDS:
         raise ValueError(said["kind"])
     target, loss, returns = (str(said[name]) for name in ("target", "loss", "returns"))
-    activation: Literal["sigmoid", "softmax"] | None = None
+    activation: Activation | None = None
     if returns == "logits":
         activation = "softmax" if are_exclusive(target, loss) else "sigmoid"
     dtype = None if said.get("dtype") is None else np.dtype(said["dtype"]).name

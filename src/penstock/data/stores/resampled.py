@@ -92,7 +92,7 @@ class ResampledSource(_ChangedSource):
     ) -> None:
         """``each`` has the limits of channels by time point and number; None for no limits."""
         self.source, self.resampling, self.each = source, resampling, each
-        shown = on_grid(source, resampling.to, resampling.steps, resampling.over)
+        shown = on_grid(source, resampling.to, resampling.steps, resampling.begins)
         self.domain, self.scale, self.translation = shown.domain, shown.scale, shown.translation
         self.chunks, self.affine = shown.chunks, getattr(shown, "affine", None)
         self.dtype = floats_for(source.dtype) if resampling.order else source.dtype
@@ -136,7 +136,7 @@ class ResampledSource(_ChangedSource):
 
 
 def on_grid(
-    source: Source, to: Box, steps: Sequence[float], over: tuple[Box, Box] | None = None
+    source: Source, to: Box, steps: Sequence[float], begins: Sequence[float] | None = None
 ) -> Source:
     """A source as it would be on another grid.
 
@@ -144,29 +144,26 @@ def on_grid(
         source: The source.
         to: The box of the grid, z y x.
         steps: Voxels of the source in one of its voxels, along z y x.
-        over: A box of the source and one of the grid that begin at the same place in the world; by
-            default both as a whole do.
+        begins: The centre of its voxel 0, in voxels of the source. By default both as a whole begin
+            at the same place in the world.
 
     Returns:
         A copy with another frame, which is not to be read from.
     """
     shown = copy.copy(source)
-    of, lies = over or (source.domain[2:], to)
+    if begins is None:
+        starts = zip(source.domain.start[2:], steps, to.start, strict=True)
+        begins = [start - 0.5 + step * (0.5 - first) for start, step, first in starts]
     shown.domain = source.domain[:2] + to
     sides = zip(source.chunks[2:], steps, to.shape, strict=True)
     chunks = (max(1, min(length, math.ceil(chunk / step))) for chunk, step, length in sides)
     shown.chunks = (*source.chunks[:2], *chunks)
     sizes = source.scale or (1.0,) * 5
-    # The centre of voxel 0, in voxels of the source.
-    firsts = [
-        start - 0.5 + step * (0.5 - first)
-        for start, step, first in zip(of.start, steps, lies.start, strict=True)
-    ]
     shown.scale = (*sizes[:2], *(a * step for a, step in zip(sizes[2:], steps, strict=True)))
-    moved = zip(source.translation[2:], sizes[2:], firsts, strict=True)
+    moved = zip(source.translation[2:], sizes[2:], begins, strict=True)
     shown.translation = (*source.translation[:2], *(a + size * n for a, size, n in moved))
     if (affine := getattr(source, "affine", None)) is not None:
         change = np.diag([*steps[::-1], 1.0])
-        change[:3, 3] = firsts[::-1]
+        change[:3, 3] = begins[::-1]
         shown.affine = (np.array(affine) @ change).tolist()  # type: ignore[attr-defined]
     return shown

@@ -234,8 +234,8 @@ class PatchScatter:
         values.copy_(output_BCZYX if plan.blended else output_BCZYX[core])
         if plan.denormalized:
             denormalise_(values, owner.loaded.scalings)
-        # What is reduced gets its gain afterwards, when the block is written.
-        if plan.gain != 1 and plan.reduction is None:
+        # What is finished later gets its gain then.
+        if plan.gain != 1 and not plan.finished:
             values.mul_(plan.gain)
         # Before values are blended, clipped or rounded, which would hide one that is not finite.
         span = note_range(values, tally)

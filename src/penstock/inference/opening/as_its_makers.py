@@ -110,6 +110,8 @@ class ValuesPlan:
     """True if it is done by percentiles of each block."""
     line: str
     """The normalisation in words."""
+    trained: bool = False
+    """True if it is done as its makers do it."""
     first: bool = False
     """True if it is done before voxels are resampled."""
     limited: bool = False
@@ -134,10 +136,15 @@ class ValuesPlan:
             way: How voxels are resampled; None if they are not.
             everywhere: False for a mask of the user, outside of which values have no limits.
         """
-        if recipe is None or not recipe.scaled_first or self.each != recipe.normalisation:
+        if recipe is None or not recipe.scaled_first or not self.trained:
             return self
         limited = way is not None and way.order > 1 and everywhere
         return replace(self, first=way is not None or self.masked, limited=limited)
+
+    def as_seen(self, way: Resampling | None) -> bool:
+        """Whether numbers are counted on the network's grid, as its makers count them. Others are
+        of the input's voxels."""
+        return not self.first and (way is None or self.trained)
 
     def passes(self, dtype: np.dtype[Any]) -> int:
         """Times that an input is read to count its values: twice for percentiles of more than 16
@@ -202,7 +209,7 @@ def _as_trained(config: InferConfig, recipe: Recipe) -> tuple[InferConfig, Value
     if len(each) == 1 and not counted:
         update |= {"norm_lower": each[0].lower, "norm_upper": each[0].upper}
     line = f"{'; '.join(lines)}, as {recipe.place} says"
-    return config.model_copy(update=update), ValuesPlan(each, False, line)
+    return config.model_copy(update=update), ValuesPlan(each, False, line, trained=True)
 
 
 def _names(recipe: Recipe) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from ...base import HeadKind, InferConfig, UsageError, plural
 from ...data import SAME, Rule, ScaledGrid, Sink
 
 if TYPE_CHECKING:
-    from ...models import Head, HeadRecipe, Reduction
+    from ...models import Activation, Head, HeadRecipe, Reduction
 
 Origin = Literal["said", "known", "assumed"]
 
@@ -60,6 +60,11 @@ class HeadFacts:
     """Dtype in which the network returns it, by torch's name."""
     reduction: Reduction | None = None
     """The way in which blended scores are reduced before they are written; None if they are not."""
+    activation: Activation | None = None
+    """The function that makes probabilities of blended logits; None if they are none, or if the
+    network does."""
+    after_back: bool = False
+    """True if that is done on the grid of outputs, else on the network's."""
     factors: tuple[Fraction, ...] = SAME
     """Voxels that it has for one of the input, along z y x."""
     recipe: HeadRecipe | None = None
@@ -71,6 +76,11 @@ class HeadFacts:
     def rule(self) -> Rule:
         """How voxels of its output are joined into one of a level. A label is never averaged."""
         return "mode" if self.kind == "labels" else "mean"
+
+    @property
+    def finished(self) -> bool:
+        """Whether something is made of its values once blocks of them are whole."""
+        return self.reduction is not None or self.activation is not None
 
     @property
     def written(self) -> int:
@@ -112,7 +122,7 @@ class HeadPlan(HeadFacts):
         assumed = ", assumed (--head-kind sets another)" if self.origin == "assumed" else ""
         back = "denormalised" if self.denormalized else "not denormalised"
         seam = "blended" if self.blended else "trimmed"
-        how = f", then {self.reduction}" if self.reduction else ""
+        how = "".join(f", then {step}" for step in (self.activation, self.reduction) if step)
         scale = "" if self.gain == 1 else f" of which {self.gain:g} stands for 1"
         grid = ""
         if self.grid.factors != SAME:
@@ -126,11 +136,15 @@ def facts_of_heads(
     model: str,
     recipes: Mapping[str, HeadRecipe],
     reduction: Reduction | None = None,
+    *,
+    later: bool = False,
+    resampled: bool = False,
 ) -> list[HeadFacts]:
     """The heads of a model, one for each output.
 
     ``recipes`` is what is to be obeyed of what is said of each head, ``reduction`` what becomes of
-    scores once they are blended.
+    scores. With ``later``, that and probabilities are made once they are blended. ``resampled``
+    says that outputs lie on another grid than patches.
 
     Raises `UsageError` if there are more or fewer outputs.
     """
@@ -140,17 +154,28 @@ def facts_of_heads(
             f"model {model} returns {plural(len(heads), 'head')}, {shown}, but --out-spec "
             f"names {num_outputs}"
         )
-    return [
-        HeadFacts(
-            name=head.name,
-            channels=head.channels,
-            returned=str(head.dtype).removeprefix("torch."),
-            reduction=reduction,
-            factors=(*SAME[len(head.factors) :], *head.factors),
-            recipe=recipes.get(head.name),
+    facts = []
+    for head in heads:
+        recipe = recipes.get(head.name)
+        if reduction is not None and reduction.kind == "top":  # it makes two of one
+            recipe = recipes.get(head.name.rpartition(".")[0])
+        done = recipe if later else None
+        on_one_grid = not resampled or (recipe is not None and recipe.after_back)
+        if reduction is not None and reduction.kind == "argmax" and on_one_grid:
+            done = None  # the largest logit is that of the largest probability
+        facts.append(
+            HeadFacts(
+                name=head.name,
+                channels=head.channels,
+                returned=str(head.dtype).removeprefix("torch."),
+                reduction=reduction if later else None,
+                activation=None if done is None else done.activation,
+                after_back=done is not None and done.after_back,
+                factors=(*SAME[len(head.factors) :], *head.factors),
+                recipe=recipe,
+            )
         )
-        for head in heads
-    ]
+    return facts
 
 
 def said_kinds(said: Sequence[str] | None, heads: Sequence[HeadFacts]) -> list[HeadKind | None]:

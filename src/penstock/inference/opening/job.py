@@ -47,14 +47,13 @@ from . import identity
 from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
 from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
 from .net import fit_net, spoilt_masks, with_kinds
+from .network_voxels import frame_of_outputs, network_grid
 from .outputs import check_own_files, level_bytes, open_outputs, sizes_of_heads
 from .sample import box_of, cropped, open_sample
 from .seam_error import SeamTrial
 from .seams import aligned, fitted, patch_shape, tiled
 from .selection import (
     channels_of,
-    frame_of_outputs,
-    network_grid,
     open_input,
     select,
     uneven,
@@ -118,8 +117,7 @@ class Job:
             self.plan = _seam_trial(self, source).measured(self.plan)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.memory.cache)
-        as_stored = self.way is None and not self.values.first
-        self.norm_source = self.source if as_stored else self.input
+        self.norm_source = self.source if self.values.as_seen(self.way) else self.input
         if config.norm_level is not None:
             self.norm_source = open_input(config, config.norm_level)
         check_own_files(config, self.run_dir, source, self.sinks)
@@ -142,10 +140,6 @@ class Job:
         )
         config, notes = with_defaults(config, model.recipe)
         self.notes += notes
-        # What the user says of the heads wins over what their training recorded.
-        if self.config.head_kind is None:
-            model, notes = as_trained(model, rescaled=config.denormalize)
-            self.notes += notes
         self.reduction = None if config.reduce is None else Reduction.parse(config.reduce)
         self.config, self.values = normalised_as(config, model.recipe)
         return model
@@ -179,23 +173,28 @@ class Job:
             if self.way.inner is not None:
                 self.inner = self.way.inner[1]
             if config.output_voxel_size == "input":
-                self.back = self.way.back(min(self.way.order, 1))
+                self.back = self.way.back(min(self.way.order, recipe.back_order if recipe else 1))
         if config.missing == "error":
             check_knows_chunks(source)
         return source
 
     @property
-    def reduces_later(self) -> bool:
-        """Whether scores are reduced once blocks are whole. A voxel that is trimmed, on the grid of
-        the outputs, comes from one patch: it needs no other."""
+    def finishes_later(self) -> bool:
+        """Whether probabilities are made, and scores reduced, once blocks are whole. A voxel that
+        is trimmed, on the grid of the outputs, comes from one patch: it needs no other."""
         return self.config.seam_mode == "blend" or self.back is not None
 
     def _with_outputs(self, model: Model) -> Model:
         """The model with the heads that its outputs take."""
+        rescaled, later = self.config.denormalize, self.finishes_later
+        # What the user says of the heads wins over what their training recorded.
+        if self.config.head_kind is None:
+            model, notes = as_trained(model, rescaled=rescaled, later=later)
+            self.notes += notes
         if self.config.tta is not None:
             model = of_views(model, self.config.tta)
         if self.reduction is not None:
-            model = reduced(model, self.reduction, later=self.reduces_later)
+            model = reduced(model, self.reduction, later=later)
         # Before the first forward, as what the net caches in it does not count.
         self.attributes = identity.attributes(model.module)
         return model
@@ -213,7 +212,9 @@ class Job:
             len(config.out_spec),
             model.name,
             obeyed_heads(config, model.recipe, self.input),
-            self.reduction if self.reduces_later else None,
+            self.reduction,
+            later=self.finishes_later,
+            resampled=self.back is not None,
         )
         fits = aligned(shape, heads, may_change=overlap_is_open, back=self.back)
         self.net = replace(net, shape=fits)
@@ -293,8 +294,7 @@ def _seam_trial(job: Job, source: Source) -> SeamTrial:
     """What measures the difference at seams."""
     return SeamTrial(
         job.net, job.values, source, job.volumes[0], job.devices[0],
-        labels=job.head_facts[0].kind == "labels",
-        later=job.head_facts[0].reduction,
+        head=job.head_facts[0],
         sliding=job.sliding if job.heads[0].blended else None,
         floor=job.config.min_blend_weight, tf32=job.config.tf32,
     )  # fmt: skip
@@ -307,13 +307,14 @@ def _gather_facts(job: Job, source: Source, judging_bytes: int) -> Facts:
     # First, because it makes a GPU's context, which takes memory of this process that base counts.
     device_bytes = _free_device_memory(job.devices)
     net, heads, devices = job.net, job.heads, job.devices
+    counted = source if job.values.as_seen(job.way) else job.input
     masks = spoilt_masks(net, job.config) if source.dtype.kind == "f" else 0
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
         source_chunk=source.chunks[2:],
         chunk_bytes=math.prod(job.input.chunks) * job.input.dtype.itemsize,
-        count_passes=job.values.passes(job.input.dtype),
+        count_passes=job.values.passes(counted.dtype),
         steps=job.sliding.steps,
         inner=job.inner,
         way=job.way,

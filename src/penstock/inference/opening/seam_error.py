@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 
 from ...base import cuda_flags_kept, trim_heap
 from ...data import Source
-from ...models import Reduction, Sliding, placed, set_cuda_flags
+from ...models import Sliding, placed, probabilities_in, set_cuda_flags
 from ..planning.memory import LIBRARY_BYTES, resident_bytes
 from ..planning.plan import Plan
 from ..tiling.stitch import window
 from .as_its_makers import ValuesPlan
+from .heads import HeadFacts
 from .net import Net, seen_patches
 from .seam_numbers import (
     ENOUGH_PLACES,
@@ -60,12 +61,13 @@ def _sides(patch: Sequence[int], times: float) -> tuple[int, ...]:
     return tuple(p if p == 1 else int(p * times) // grain * grain for p, grain in each)
 
 
-def _shown(later: Reduction | None, head: NDArray[Any]) -> NDArray[Any]:
-    """A head as it is written, where it is reduced later."""
-    if later is None:
-        return head
-    name = next(iter(later.heads("", len(head))))
-    return later.of(name, torch.from_numpy(head), 0).numpy()
+def _shown(head: HeadFacts, values: NDArray[Any]) -> NDArray[Any]:
+    """The values of a head as they are written, where they are finished later."""
+    if head.activation is not None:
+        values = probabilities_in(values, exclusive=head.activation == "softmax")
+    if head.reduction is not None:
+        return head.reduction.of(head.name, torch.from_numpy(values), 0).numpy()
+    return values
 
 
 class _Context(NamedTuple):
@@ -94,15 +96,18 @@ class SeamTrial:
     volume: Volume
     device: torch.device
     """The device of the job."""
-    labels: bool = False
-    """True if the first output is labels."""
-    later: Reduction | None = None
-    """The reduction that makes labels of its scores, if the network has none in it."""
+    head: HeadFacts
+    """The first output."""
     sliding: Sliding | None = None
     """The way in which patches are blended; None if they are trimmed."""
     floor: float = 0.0
     """The least weight of a voxel where they are blended by a cosine."""
     tf32: bool = False
+
+    @property
+    def labels(self) -> bool:
+        """True if the first output is labels."""
+        return self.head.kind == "labels"
 
     def measured(self, plan: Plan) -> Plan:
         """Measure the difference at seams for a plan.
@@ -246,7 +251,7 @@ class SeamTrial:
         box = context.box(patch)
         core = tuple(slice(o // 2, p - (o - o // 2)) for p, o in zip(patch, overlap, strict=True))
         tile, part = context.output(context.values[:, *box]), context.whole[:, *box]
-        return _shown(self.later, tile)[:, *core], _shown(self.later, part)[:, *core]
+        return _shown(self.head, tile)[:, *core], _shown(self.head, part)[:, *core]
 
     def _cells(self, context: _Context, patch: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
         """What lies between the middles of two blended patches of a row, and the window there.
@@ -270,7 +275,7 @@ class SeamTrial:
         first = begins[len(begins) // 2] + overlap[axis] // 2 - stride[axis] // 2
         cell[axis] = slice(first, first + stride[axis])
         made = made[:, *cell] / total[*cell]
-        tile, part = _shown(self.later, made), _shown(self.later, whole[:, *cell])
+        tile, part = _shown(self.head, made), _shown(self.head, whole[:, *cell])
         return np.roll(tile, -(stride[axis] // 2), axis), np.roll(part, -(stride[axis] // 2), axis)
 
     def _between(self, tile: NDArray[Any], part: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,10 +1,9 @@
-"""The input of a job, the network's grid over it, and the time points and channels that it has."""
+"""The input of a job, and the time points and channels of it that are chosen."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,18 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import InferConfig, UsageError, plural, sizes_of
-from ...data import (
-    LONGEST,
-    METERS,
-    Box,
-    Resampling,
-    Source,
-    in_words,
-    on_grid,
-    open_source,
-    unit_name,
-)
+from ...base import InferConfig, UsageError, plural
+from ...data import Box, Source, open_source
+from .network_voxels import sized_as_said
 
 if TYPE_CHECKING:
     from ...models import Model, Recipe
@@ -259,142 +249,3 @@ def named_range(item: str, start: int, stop: int) -> range:
     named = range(low, high, *[number for number in step if number is not None])
     # One index more than the input has is enough to raise the error.
     return named[: stop - start + 1]
-
-
-def sized_as_said(config: InferConfig, source: Source) -> Source:
-    """The input with the voxel size of ``--in-voxel-size``, if that is given."""
-    if config.in_voxel_size is None or config.in_voxel_size == ("none",):
-        return source
-    sizes, unit = sizes_of(config.in_voxel_size)
-    shown = copy.copy(source)
-    shown.scale = (*(source.scale or (1.0, 1.0))[:2], *sizes)
-    if unit:
-        shown.units = (*source.units[:2], *[unit_name(unit)] * 3)
-    return shown
-
-
-def network_grid(
-    config: InferConfig, source: Source, recipe: Recipe | None, crop: Box | None = None
-) -> tuple[Resampling | None, list[str]]:
-    """How the input is resampled for the network, None if it is not, and notes for the plan.
-    A grid that begins in ``crop`` goes on beyond it.
-
-    Raises `UsageError` for an input whose voxel size is not known, or a grid that is too large.
-    """
-    check_orientation(source, recipe)
-    said, trained = config.voxel_size, recipe.spacing if recipe else None
-    notes = list[str]()
-    if said is not None and said != ("none",):
-        wanted, unit = sizes_of(said)
-        of = f"--voxel-size {' '.join(said)}"
-        if recipe and trained and (*wanted, unit_name(unit)) != (*trained, unit_name(recipe.unit)):
-            notes += [f"{of} wins over {_words(trained)} {recipe.unit} of {recipe.place}"]
-    elif said is None and recipe and trained:
-        wanted, unit, of = trained, recipe.unit, f"the network's voxel size ({recipe.place})"
-    else:
-        return None, []
-    have = _sizes_in(source, unit, of)
-    shape = (crop or source.domain[2:]).shape
-    wanted = tuple(b if math.isnan(a) else a for a, b in zip(wanted, have, strict=True))
-    sides = []
-    for name, length, size, other in zip("zyx", shape, have, wanted, strict=True):
-        side = size / other * length if length > 1 else 1
-        if not side < LONGEST:
-            raise UsageError(f"{of} makes {side:.3g} voxels of the {length} along {name}")
-        sides.append(max(1, round(side)))
-    if tuple(sides) == shape:
-        return None, [*notes, f"{of} is that of the input: nothing is resampled"]
-    if config.output_voxel_size == "network" and getattr(source, "georeferenced", False):
-        raise UsageError(
-            f"--output-voxel-size network: {source.name} has a CRS, which stays on its own grid"
-        )
-    nearest, made = None, in_words(sides)
-    notes += [f"voxels of {_words(have)} become {_words(wanted)}, {made} of them, by {of}"]
-    if recipe and recipe.most_anisotropy and "resample_order" not in config.model_fields_set:
-        nearest = _coarse_axis(recipe.most_anisotropy, have, wanted)
-        if nearest is not None and shape[nearest] != sides[nearest]:
-            notes += [f"the nearest voxel is taken along {'zyx'[nearest]}, as {recipe.place} says"]
-        otherwise = _coarse_axis(recipe.most_anisotropy, wanted, have) != nearest
-        notes += ["and so on the way back, where its makers take it along another axis"] * otherwise
-    its = recipe.order if recipe and "resample_order" not in config.model_fields_set else None
-    order = config.resample_order if its is None else its
-    way = Resampling(source.domain[2:], Box.of((0, 0, 0), sides), order, nearest)
-    return way if crop is None else _begun_in(crop, way), notes
-
-
-def _begun_in(crop: Box, way: Resampling) -> Resampling:
-    """The way to a grid that begins in a crop, as ``way`` has it, and goes on beyond."""
-    steps = [n / m for n, m in zip(crop.shape, way.to.shape, strict=True)]
-    before, after = (
-        [math.ceil((b - a) / step) for a, b, step in zip(low, high, steps, strict=True)]
-        for low, high in ((way.of.start, crop.start), (crop.stop, way.of.stop))
-    )
-    inner = way.to.shift(before)
-    to = Box((0, 0, 0), inner.grow((0, 0, 0), after).stop)
-    return replace(way, to=to, inner=(crop, inner))
-
-
-def _coarse_axis(most: float, *sizes: Sequence[float]) -> int | None:
-    """The one axis that has the longest side of a voxel, by the first of several sizes that is so
-    many times as long as the shortest side; None if there is none."""
-    for each in sizes:
-        longest = max(each)
-        if longest > most * min(each):
-            return each.index(longest) if each.count(longest) == 1 else None
-    return None
-
-
-def check_orientation(source: Source, recipe: Recipe | None) -> None:
-    """Refuse an input that lies in another way than its network wants.
-
-    Args:
-        source: The input. Without an affine of its own it runs along R, A and S.
-        recipe: The recipe of the network; None if it has none.
-
-    Raises:
-        UsageError: Its voxels run along other directions.
-    """
-    if recipe is None or not recipe.orientation:
-        return
-    affine = getattr(source, "affine", None)
-    matrix = np.eye(3) if affine is None else np.array(affine)[:3, :3]
-    nearest = np.abs(matrix).argmax(axis=0)
-    pairs = zip(nearest, matrix[nearest, range(3)], strict=True)
-    lies = "".join(("RAS" if size > 0 else "LPI")[axis] for axis, size in pairs)
-    if lies != recipe.orientation:
-        raise UsageError(
-            f"x, y and z of --in-spec {source.name} run along {lies}, and {recipe.place} turns its "
-            f"input to {recipe.orientation}, which is not done: turn the volume first, or, if it "
-            "lies so already, take Orientation out of configs/inference.json"
-        )
-
-
-def _sizes_in(source: Source, unit: str, of: str) -> Sequence[float]:
-    """The voxel size of an input along z y x, in a unit; in its own where that is empty."""
-    how = "give --in-voxel-size, such as 2 0.5 0.5 um, or --voxel-size none to run it as it is"
-    if source.scale is None:
-        raise UsageError(f"--in-spec {source.name} says no voxel size, which {of} needs; {how}")
-    sizes, wanted = list[float](), unit_name(unit)
-    each = zip(source.scale[2:], source.units[2:], source.domain.shape[2:], strict=True)
-    for size, given, length in each:
-        times = 1.0
-        if wanted and given != wanted and length > 1:
-            if given not in METERS or wanted not in METERS:
-                raise UsageError(
-                    f"--in-spec {source.name} has voxels of {_words(source.scale[2:])} "
-                    f"{given or 'of an unknown unit'}, and {of} is in {wanted}; {how}"
-                )
-            times = METERS[given] / METERS[wanted]
-        sizes.append(abs(size) * times)
-    return sizes
-
-
-def _words(sizes: Sequence[float]) -> str:
-    return " x ".join(f"{size:.4g}" for size in sizes)
-
-
-def frame_of_outputs(config: InferConfig, source: Source, way: Resampling | None) -> Source:
-    """The input, or the input as it would be on the network's grid, where outputs lie on that."""
-    if way is None or config.output_voxel_size == "input":
-        return source
-    return on_grid(source, way.to, way.steps)

@@ -36,6 +36,8 @@ def cuts(
     """
     grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
     most = OWN_BLOCK_VOXELS if config.normalize == "percentile" else BLOCK_VOXELS
+    # A block is held on the network's grid, which may have more voxels.
+    most = most * facts.written.size // max(facts.written.size, facts.domain.size)
     block = block_shape(config.block, grid, facts.written.shape, most)
     geometry = _geometry(config, facts, shape, block)
     if part is not None:

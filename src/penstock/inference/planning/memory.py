@@ -11,6 +11,7 @@ import psutil
 
 from ...data import Box, Resampling
 from ...models import Steps
+from ..tiling.stitch import planes_at_once
 from ..tiling.traffic import BrickShape
 
 LIBRARY_BYTES = 2 * 32 * 2**20
@@ -196,16 +197,17 @@ def pinned_bricks(facts: Facts, budget: int, largest: BrickShape) -> int:
     return facts.devices.count("cuda") * (budget // brick)
 
 
-def resampling_bytes(facts: Facts, largest: BrickShape, block: tuple[int, ...]) -> tuple[int, int]:
-    """Most bytes that resampling takes as a brick is read, and as one is joined to a block."""
-    there = back = 0
-    if facts.way is not None:
-        whole = facts.way.of.shape
-        there = facts.way.bytes_for(largest.hull.shape, whole, facts.source_itemsize)
-    if facts.back is not None:
-        held = largest.support.shape
-        back = facts.back.bytes_for(block, held, max(facts.brick_voxel_bytes))
-    return there, back
+def finishing_bytes(facts: Facts, block: tuple[int, ...]) -> int:
+    """Most bytes that a writer takes as a block of sums becomes what is written: the block, and
+    copies of the planes that are finished at once."""
+    if not facts.summed and facts.back is None:
+        return 0
+    size = min(math.prod(block), facts.written.size) * facts.out_bytes
+    most = max(facts.brick_voxel_bytes)
+    if facts.back is None:
+        return size
+    whole = most * max(math.prod(block), math.prod(facts.back.most_needed(block)))
+    return size + facts.back.bytes_for((planes_at_once(block[0], whole), *block[1:]), most)
 
 
 def bricks_bytes(facts: Facts, budget: int, largest: BrickShape) -> int:

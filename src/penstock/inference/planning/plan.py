@@ -31,8 +31,8 @@ from .memory import (
     chunks_of_brick,
     computing_bytes,
     device_bytes,
+    finishing_bytes,
     pinned_bricks,
-    resampling_bytes,
 )
 
 
@@ -128,7 +128,8 @@ class Plan:
     @property
     def block_buffer_bytes(self) -> int:
         """Bytes of a buffer that can hold one head of any block, as sums or as it is written."""
-        return math.prod(self.geometry.block) * max(self.facts.block_voxel_bytes)
+        voxels = max(math.prod(self.geometry.block), math.prod(self.geometry.held))
+        return voxels * max(self.facts.block_voxel_bytes)
 
     def refuse(self) -> None:
         """Raise `Refused` if the host or a device cannot hold the job."""
@@ -302,15 +303,16 @@ def _count(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) ->
     # Whole chunks may be more than the volume.
     block = min(math.prod(geometry.block), volume)
     # One block for each writer, and one that waits, so that no writer is idle after its block.
-    waiting = min((config.writer_workers + 1) * block, volume * num_volumes)
+    held = min(math.prod(geometry.held), geometry.domain.size)
+    waiting = min((config.writer_workers + 1) * held, geometry.domain.size * num_volumes)
     writing = waiting * sum(facts.block_voxel_bytes)
-    if facts.summed:  # each writer converts sums to the dtype of the sink
-        writing += config.writer_workers * block * facts.out_bytes
+    writing += config.writer_workers * finishing_bytes(facts, geometry.block)
     # TensorStore decodes chunks in threads of its own, one for each core.
     at_once = min(facts.cores, config.prep_workers * chunks_of_brick(facts, largest))
     unpacking = config.prep_workers * largest.hull.size * facts.packed_itemsize
-    there, back = resampling_bytes(facts, largest, geometry.block)
-    unpacking += config.prep_workers * there
+    if facts.way is not None:
+        made = facts.way.bytes_for(largest.hull.shape, facts.source_itemsize)
+        unpacking += config.prep_workers * made
     return Plan(
         facts=facts,
         geometry=geometry,
@@ -323,7 +325,7 @@ def _count(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) ->
             base=facts.base_bytes,
             forward=computing + batch_bytes + gaps if facts.on_host else 0,
             bricks=bricks_bytes(facts, budget, largest) + unpacking,
-            assembly=open_peak(geometry) * sum(facts.block_voxel_bytes) + back,
+            assembly=open_peak(geometry) * sum(facts.block_voxel_bytes),
             writing=writing,
             cache=0,
             decoding=at_once * facts.chunk_bytes + facts.sample_bytes,

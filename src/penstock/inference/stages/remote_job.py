@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...base import InferConfig
 from ...data import Resampling, Sink
 from ..opening.heads import HeadFacts
+from ..opening.network_voxels import frame_of_outputs
 from ..opening.outputs import open_outputs
-from ..opening.selection import frame_of_outputs, open_input
+from ..opening.selection import open_input
 from ..planning.plan import Plan
 
 if TYPE_CHECKING:

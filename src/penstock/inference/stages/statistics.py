@@ -202,6 +202,8 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     # copied once more, and found by flags.
     copied = sample is not None or any(each.nonzero for each in job.values.each)
     held = (4 if copied else 2) * math.prod(step) * len(volume.channels) * source.dtype.itemsize
+    if job.way is not None and job.values.as_seen(job.way):
+        held += job.way.bytes_for(step, source.dtype.itemsize)
 
     def count(piece: Box) -> None:
         with watch.stage("read", f"statistics at {piece} of {source.name}"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...data import Box
+from ...data import Box, Resampling
+from ...models import probabilities_in
 from ..lanes.values import cast
 from ..run_folder.block_log import digest_of
 from ..run_folder.names import LOG_FILE
-from ..tiling.stitch import Block
+from ..tiling.stitch import Block, planes_at_once
 from .output_levels import FirstLevel
 from .run import Run
 
@@ -62,12 +65,12 @@ class Writing:
         return block.box.size * self.job.plan.facts.out_bytes
 
     def _write(self, block: Block) -> None:
-        checks = [self._write_to(output, block) for output in range(len(self.job.outputs))]
-        if self.job.sample is not None:
-            filled = np.count_nonzero(block.arrays[-1]) if block.arrays else block.box.size
-            self.watch.count(filled=int(filled))
-            for flags in block.arrays[-1:]:
-                self.pool.give(flags)
+        flags = None if self.job.sample is None else self._flags(block)
+        checks = [self._write_to(output, block, flags) for output in range(len(self.job.outputs))]
+        if flags is not None:
+            self.watch.count(filled=int(np.count_nonzero(flags)))
+            for held in block.arrays[-1:]:
+                self.pool.give(held)
         # One line for all outputs: a block is done once each of them has it.
         journal = self.run.journal
         where = f"block {block.index} {block.box}, noting it in {journal.named(LOG_FILE)}"
@@ -82,44 +85,85 @@ class Writing:
 
         level.add(box, array, write)
 
-    def _finish(self, number: int, sums: NDArray[Any], array: NDArray[Any]) -> None:
-        """Turn the sums of a head into what is written."""
-        head = self.job.heads[number]
-        if head.reduction is None:
-            self.watch.count_clipped(number, cast(sums, array), array.size)
-            return
-        for z in range(array.shape[1]):  # plane by plane: there may be a hundred channels
-            made = head.reduction.of(head.name, torch.from_numpy(sums[:, z]), 0).numpy()
-            if made.dtype.kind == "f":
-                scaled = made * np.float32(head.gain)
-                self.watch.count_clipped(number, cast(scaled, array[:, z]), made.size)
-            else:
-                array[:, z] = made
+    def _planes(
+        self, block: Block, array: NDArray[Any], back: Resampling | None
+    ) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """What an array of a block gives the block, some planes at a time, and their place."""
+        depth = array.shape[1] if back is None else block.box.shape[0]
+        over = max(1.0, block.box.size / block.held.size)
+        step = planes_at_once(depth, math.ceil(array.nbytes * over))
+        for first in range(0, depth, step):
+            some = slice(first, min(first + step, depth))
+            if back is None:
+                yield some, array[:, some]
+                continue
+            box = Box.of((some.start, 0, 0), (some.stop - some.start, *block.box.shape[1:]))
+            box = box.shift(block.box.start)
+            needed = back.needed(box)
+            held = array[(slice(None), *needed.within(block.held))]
+            held = held.astype(np.float32) if back.order and held.dtype == np.bool_ else held
+            yield some, back.apply(held, needed, box)
 
-    def _values(self, number: int, block: Block) -> NDArray[Any]:
-        """What a block writes to one output."""
+    def _finish(self, number: int, block: Block, out: NDArray[Any]) -> None:
+        """Turn what a block holds of a head into what is written."""
+        head, back, array = self.job.heads[number], self.job.geometry.back, block.arrays[number]
+        if not head.summed:
+            for some, values in self._planes(block, array, back and back.of_order(0)):
+                out[:, some] = values
+            return
+        exclusive = head.activation == "softmax"
+        if head.activation is not None and not head.after_back:
+            for some, values in self._planes(block, array, None):
+                array[:, some] = probabilities_in(values, exclusive=exclusive)
+        for some, values in self._planes(block, array, back):
+            made = values
+            if head.activation is not None and head.after_back:
+                made = probabilities_in(made, exclusive=exclusive)
+            if head.reduction is not None:
+                made = head.reduction.of(head.name, torch.from_numpy(made), 0).numpy()
+            if made.dtype.kind != "f":
+                out[:, some] = made
+                continue
+            if head.finished:
+                made = made * made.dtype.type(head.gain)
+            self.watch.count_clipped(number, cast(made, out[:, some]), made.size)
+
+    def _flags(self, block: Block) -> NDArray[np.bool_]:
+        """Where a block is left out, for all of its voxels."""
+        back = self.job.geometry.back
+        if not block.arrays:  # nothing in it is sample
+            return np.broadcast_to(np.True_, (1, *block.box.shape))
+        if back is None:
+            return block.arrays[-1]
+        made = np.empty((1, *block.box.shape), np.bool_)
+        for some, share in self._planes(block, block.arrays[-1], back):
+            made[:, some] = share > 0  # a voxel counts for which it is true
+        made[0] |= back.beyond(block.box)
+        return made
+
+    def _values(self, number: int, block: Block, flags: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """What a block writes to one output. ``flags`` say where it is left out, if anywhere."""
         head, sink = self.job.heads[number], self.job.outputs[number].sink
         fill = getattr(sink, "fill", 0)  # stores of others need not say it
-        if not block.arrays:  # nothing in it is sample
-            shape = (head.written, *self.placed(number, block.box).shape)
+        shape = (head.written, *self.placed(number, block.box).shape)
+        if not block.arrays:
             return np.broadcast_to(np.asarray(fill).astype(sink.dtype), shape)
         array = block.arrays[number]
-        if head.summed:
-            sums, array = array, self.pool.take((head.written, *array.shape[1:]), sink.dtype)
-            self._finish(number, sums, array)
-            self.pool.give(sums)
-        if self.job.sample is not None:
-            left_out = head.grid.mask(block.arrays[-1], block.box)
-            np.copyto(array, fill, "unsafe", where=left_out)
+        if head.summed or self.job.geometry.back is not None:
+            held, array = array, self.pool.take(shape, sink.dtype)
+            self._finish(number, block, array)
+            self.pool.give(held)
+        if flags is not None:
+            np.copyto(array, fill, "unsafe", where=head.grid.mask(flags, block.box))
         return array
 
-    def _write_to(self, number: int, block: Block) -> str:
+    def _write_to(self, number: int, block: Block, flags: NDArray[np.bool_] | None) -> str:
         """Write a block to one output. Returns the check of its values. It is taken before the
         write, so that damage by the store or by broken memory can be seen later."""
         output = self.job.outputs[number]
         where = f"block {block.index} {block.box} of {output.sink.name}"
         with self.watch.stage("write", where):
-            array = self._values(number, block)
+            array = self._values(number, block, flags)
         with self.watch.stage("checksum", where):
             check = digest_of([array])
 

@@ -231,12 +231,14 @@ class Geometry:
         """The voxels of the domain that a brick owns in its part."""
         return brick.core & self.needed(self.parts[brick.part])
 
-    def reach(self, brick: Brick, *, summed: bool = True) -> Box:
-        """The box of the grid of blocks to which a brick contributes, within its part. A head that
-        is not ``summed`` gets the voxels that are nearest to those of the core."""
-        box = brick.support if summed else brick.core
-        if self.back is not None:
-            box = (self.back if summed else self.back.of_order(0)).given(box)
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The shape of what a block is made of, at most."""
+        return self.block if self.back is None else self.back.most_needed(self.block)
+
+    def reach(self, brick: Brick) -> Box:
+        """The box of the grid of blocks to which a brick contributes, within its part."""
+        box = brick.support if self.back is None else self.back.given(brick.support)
         return box & self.parts[brick.part]
 
     def read_of(self, patches: Box) -> Box:

@@ -21,6 +21,9 @@ from ...models import Sliding
 from .geometry import Brick, Geometry
 from .traffic import bricks_along
 
+_PLANES_BYTES = 2**24
+"""Most bytes of planes that are finished at once, if they are several."""
+
 
 def window(
     sliding: Sliding, axis: int, patch: int, overlap: int, floor: float
@@ -66,11 +69,14 @@ def shares(raw: NDArray[Any], neighbours: Sequence[Sequence[int]]) -> NDArray[An
 
 @dataclass(slots=True)
 class Block:
-    """A block that is being filled, which is one box of one volume."""
+    """A block that is being filled, which is one box of one volume. Where outputs lie on another
+    grid than patches, it is made of what its arrays hold once all of it is there."""
 
     volume: int
     index: tuple[int, ...]
     box: Box
+    held: Box
+    """The voxels of the volume that it is made of; itself where the grids are the same."""
     missing: int
     """Voxels of brick support that have not arrived yet."""
     arrays: list[NDArray[Any]] = field(default_factory=list)
@@ -80,19 +86,10 @@ class Block:
     """Bricks that have arrived and are not merged, with their heads."""
 
 
-def values_in(
-    geometry: Geometry, array: NDArray[Any], held: Box, share: Box, *, summed: bool
-) -> NDArray[Any]:
-    """What an array of a brick, (channels, z, y, x) of the box ``held``, gives the voxels of a box
-    of the grid of blocks."""
-    if geometry.back is None:
-        return array[(slice(None), *share.within(held))]
-    seen = geometry.needed(share) & held
-    array = array[(slice(None), *seen.within(held))]
-    back = geometry.back if summed else geometry.back.of_order(0)
-    if array.dtype == np.bool_:  # true where a voxel counts for which it is true, or none counts
-        return (back.apply(array.astype(np.float32), seen, share) > 0) | back.beyond(share)
-    return back.apply(array, seen, share)
+def planes_at_once(depth: int, num_bytes: int) -> int:
+    """How many planes of a block are finished at once, of ``depth`` planes that have so many bytes
+    over all their channels, of which there may be a hundred."""
+    return max(1, depth * _PLANES_BYTES // num_bytes)
 
 
 @dataclass(slots=True)
@@ -134,23 +131,23 @@ class Assembly:
         key = (volume, index)
         if key not in self.open:
             box = self.geometry.blocks.cell(index)
-            self.open[key] = Block(volume, index, box, self._contributions(box))
+            held = self.geometry.needed(box)
+            self.open[key] = Block(volume, index, box, held, self._contributions(box))
         return self.open[key]
 
     def _merge(self, block: Block) -> None:
         """Put the waiting bricks of a block into its arrays."""
-        boxes = [self.placed(number, block.box) for number in range(len(self.summed))]
+        boxes = [self.placed(number, block.held) for number in range(len(self.summed))]
         block.arrays = block.arrays or [
             self.empty(number, box.shape) for number, box in enumerate(boxes)
         ]
         for brick, heads in block.waiting:
             for number, (summed, box) in enumerate(zip(self.summed, boxes, strict=True)):
-                reach = self.geometry.reach(brick, summed=summed)
-                share, head = self.placed(number, reach & block.box), heads[number]
+                head, reach = heads[number], brick.support if summed else brick.core
+                share = self.placed(number, reach & block.held)
                 # The patches of a brick may own no voxel of a block that they contribute to.
                 if head is not None and share.size:
-                    held = self.placed(number, brick.support if summed else brick.core)
-                    values = values_in(self.geometry, head, held, share, summed=summed)
+                    values = head[(slice(None), *share.within(self.placed(number, reach)))]
                     there = block.arrays[number][(slice(None), *share.within(box))]
                     if summed:
                         np.add(there, values, out=there)

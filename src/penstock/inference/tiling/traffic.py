@@ -115,7 +115,7 @@ def reads(
 
 @lru_cache(maxsize=8)
 def open_peak(geometry: Geometry) -> int:
-    """Most voxels in open blocks at once, in any part.
+    """Most voxels that open blocks hold at once, in any part.
 
     A block is open from the first brick that touches it to the last. Along one axis, blocks of 4
     voxels and bricks of 3:
@@ -168,7 +168,6 @@ class BlocksAlong(NamedTuple):
 
 
 def _blocks_along(geometry: Geometry, axis: int) -> BlocksAlong:
-    low = geometry.written.start[axis]
     parts = Spans(*geometry.parts_along(axis))
     blocks = Spans(*replace(geometry, part=geometry.block).parts_along(axis))
     part, _, _, reach = bricks_along(geometry, axis)
@@ -179,13 +178,19 @@ def _blocks_along(geometry: Geometry, axis: int) -> BlocksAlong:
     first = np.searchsorted(reach.stop + shift * part, blocks.start + shift * home, side="right")
     last = np.searchsorted(reach.start + shift * part, blocks.stop + shift * home) - 1
     opening, closing = np.zeros_like(part), np.zeros_like(part)
-    np.add.at(opening, first, blocks.length)
-    np.add.at(closing, last, blocks.length)
+    held = blocks
+    if geometry.back is not None:
+        held = Spans(*geometry.back.needed_along(axis, blocks.start, blocks.stop))
+    np.add.at(opening, first, held.length)
+    np.add.at(closing, last, held.length)
+    whole = np.zeros_like(parts.start)
+    np.add.at(whole, home, held.length)
+    upto = np.cumsum(whole)
     return BlocksAlong(
-        whole=parts.length[part],
-        before=np.cumsum(opening) - opening - (parts.start[part] - low),
+        whole=whole[part],
+        before=np.cumsum(opening) - opening - (upto - whole)[part],
         opening=opening,
-        after=(parts.stop[part] - low) - np.cumsum(closing),
+        after=upto[part] - np.cumsum(closing),
         closing=closing,
     )
 

@@ -59,16 +59,19 @@ class Chain:
         self.each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
 
     def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
-        if (how.counts is not None or how.nonzero) and (lower, scale) != (0.0, 1.0):
-            raise self._refuse("its input is scaled again after numbers of it were counted, "
-                                     "which is not done")  # fmt: skip
-        span = how.upper - how.lower
-        first = how.lower + lower * span
+        if how.nonzero and (lower, scale) != (0.0, 1.0):
+            raise self._refuse("its input is scaled again after what is not 0 was, which is not "
+                               "done")  # fmt: skip
+        given = how.counts is None
+        low, high = (how.lower, how.upper) if given else how.then
+        ends = low + lower * (high - low), low + (lower + scale) * (high - low)
         clip = how.clip
         if clip is not None:
-            low, high = ((each - lower) / scale for each in clip)
-            clip = min(low, high), max(low, high)
-        return replace(how, lower=first, upper=first + scale * span, clip=clip)
+            first, last = ((each - lower) / scale for each in clip)
+            clip = min(first, last), max(first, last)
+        if given:
+            return replace(how, lower=ends[0], upper=ends[1], clip=clip)
+        return replace(how, then=ends, clip=clip)
 
     def clip(self, low: float, high: float) -> None:
         """Clip what the steps so far have made."""
@@ -84,4 +87,5 @@ def _falls_away(before: Normalisation, how: Normalisation) -> bool:
     if before == Normalisation():
         return True
     kept = before.clip is None and not before.nonzero and not how.nonzero
-    return kept and before.upper > before.lower and not how.added
+    rising = before.upper > before.lower and before.then[1] > before.then[0]
+    return kept and rising and not how.added

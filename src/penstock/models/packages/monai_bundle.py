@@ -9,7 +9,6 @@ Axes are x y z, as MONAI reads medical images.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,25 +17,15 @@ from typing import Any
 from torch import nn
 
 from ...base import as_usage_error, read_json, read_yaml, require
-from ...data import Normalisation
-from ..recipe import HeadRecipe, Recipe, Sliding
+from ..recipe import Recipe, Sliding
 from ..user_code import beside
 from ..weights import load_weights
 from .chain import Chain
+from .monai_steps import after, before, number_of
 from .package import Package, Parcel, in_order
 
 _NETWORKS = "monai.networks.nets"
 _NAMES = ("inference.json", "inference.yaml", "inference.yml")
-_NOTHING = (
-    "LoadImage EnsureChannelFirst AddChannel EnsureType CastToType ToTensor ToDevice Invert "
-    "SaveImage Identity CopyItems DeleteItems SelectItems"
-).split()
-"""Transforms that change no value of the network's input and output, or that undo others."""
-_ORDERS = {"bilinear": 1, "nearest": 0, 0: 0, 1: 1, 3: 3}
-_DONE = (
-    "ScaleIntensityRange, ScaleIntensityRangePercentiles, ScaleIntensity, NormalizeIntensity, "
-    "Spacing"
-)
 
 
 def read(parcel: Parcel) -> Package:
@@ -54,9 +43,10 @@ def read(parcel: Parcel) -> Package:
     """
     metadata = read_json(parcel.file("configs/metadata.json"))
     config = _config(parcel)
-    image: Mapping[str, Any] = next(
-        iter((_of(metadata, "network_data_format", "inputs") or {}).values()), {}
-    )
+    inputs = _of(metadata, "network_data_format", "inputs") or {}
+    if len(inputs) > 1:
+        raise parcel.refuse(f"its network takes {len(inputs)} inputs, not one")
+    image: Mapping[str, Any] = next(iter(inputs.values()), {})
     channels = int(image.get("num_channels", 1))
     module = _network(parcel, config)
     load_weights(module, parcel.path.name, parcel.file("models/model.pt"), "--model")
@@ -66,10 +56,10 @@ def read(parcel: Parcel) -> Package:
     recipe = Recipe(str(parcel.path), channels=tuple(names) if len(names) == channels else ())
     chain = Chain(parcel.refuse, channels)
     for transform in _transforms(parcel, config, "preprocessing"):
-        recipe = _before(parcel, recipe, chain, *transform)
+        recipe = before(parcel, recipe, chain, *transform)
     if "preprocessing" in config:
         recipe = replace(recipe, normalisation=tuple(chain.each))
-    recipe = _after(parcel, recipe, config)
+    recipe = after(parcel, recipe, _transforms(parcel, config, "postprocessing"))
     recipe = _tiled(parcel, recipe, _resolved(config, config.get("inferer")), spatial)
     takes = "bc" + axes
     module = in_order(module, takes, [takes])
@@ -219,128 +209,6 @@ def _transforms(
     return named
 
 
-def _number(parcel: Parcel, name: str, step: Mapping[str, Any], key: str, default: Any) -> float:
-    value = step.get(key, default)
-    if not isinstance(value, int | float):
-        raise parcel.refuse(f"{key} of its {name} is {value!r}, and not a number")
-    return float(value)
-
-
-def _before(
-    parcel: Parcel, recipe: Recipe, chain: Chain, name: str, step: Mapping[str, Any]
-) -> Recipe:
-    """The recipe with one more transform of the input. Scalings go into the chain."""
-    cut = name == "CastToType" and "int" in str(step.get("dtype"))
-    if name in _NOTHING and not cut:
-        return recipe
-    if name == "Orientation":
-        codes = "".join(map(str, step.get("axcodes") or ()))
-        if len(codes) != 3 or not set(codes) <= set("RASLPI"):
-            raise parcel.refuse(f"axcodes of its Orientation is {step.get('axcodes')!r}, and not "
-                                "such as RAS")  # fmt: skip
-        return replace(recipe, orientation=codes)
-    begun = chain.each != [Normalisation()]
-    if name == "Spacing":
-        sizes, mode = step.get("pixdim"), step.get("mode", "bilinear")
-        if str(sizes).startswith("$"):
-            parcel.needs_trust(f"{sizes}, the pixdim of its Spacing,")
-        if not isinstance(sizes, list) or not all(isinstance(each, int | float) for each in sizes):
-            raise parcel.refuse(f"pixdim of its Spacing is {sizes!r}, and no list of numbers")
-        mode = mode[0] if isinstance(mode, list) else mode
-        if mode not in _ORDERS:
-            raise parcel.refuse(f"mode of its Spacing is {mode!r}, and not bilinear or nearest")
-        spacing: Any = tuple(float(each) for each in (*sizes, math.nan)[2::-1])
-        return replace(recipe, spacing=spacing, unit="millimeter", order=_ORDERS[mode],
-                       scaled_first=begun)  # fmt: skip
-    if recipe.scaled_first:
-        raise parcel.refuse(f"{name} comes after Spacing, and another scaling of its input before "
-                            "it, which is not done")  # fmt: skip
-    _scale(parcel, chain, name, step)
-    return recipe
-
-
-def _scale(parcel: Parcel, chain: Chain, name: str, step: Mapping[str, Any]) -> None:
-    """Add one scaling of the input to the others."""
-
-    def number(key: str, default: Any = None) -> float:
-        return _number(parcel, name, step, key, default)
-
-    def fit(ends: tuple[str, str], low: float = 0.0, high: float = 1.0) -> None:
-        """Bring values from low and high to the ends, and clip them there."""
-        first, last = number(ends[0], 0), number(ends[1], 1)
-        unit = (high - low) / (last - first) if first < last else 0.0
-        if not unit > 0:
-            raise parcel.refuse(f"{name} of its input scales {low:g} and {high:g} to {first:g} and "
-                                f"{last:g}, which is no range")  # fmt: skip
-        chain.affine(name, low - first * unit, unit)
-        if step.get("clip"):
-            chain.clip(first, last)
-
-    by_channel = bool(step.get("channel_wise"))
-    if name == "ScaleIntensityRange":
-        fit(("b_min", "b_max"), number("a_min"), number("a_max"))
-    elif name == "ScaleIntensityRangePercentiles" and not step.get("relative"):
-        ends = number("lower"), number("upper")
-        chain.count(name, Normalisation("percentiles", *ends), by_channel=by_channel)
-        fit(("b_min", "b_max"))
-    elif name == "ScaleIntensity" and step.get("factor") is None:
-        chain.count(name, Normalisation("percentiles", 0, 100), by_channel=by_channel)
-        fit(("minv", "maxv"))
-    elif name == "NormalizeIntensity":
-        _z_score(parcel, chain, step, by_channel=by_channel)
-    else:
-        raise parcel.refuse(
-            f"{name} of its input is not done as it is said, only {_DONE} are; do it to the volume "
-            "first, and take it out of configs/inference.json"
-        )
-
-
-def _z_score(parcel: Parcel, chain: Chain, step: Mapping[str, Any], *, by_channel: bool) -> None:
-    """Add NormalizeIntensity, whose numbers are counted or given."""
-    name, nonzero = "NormalizeIntensity", bool(step.get("nonzero"))
-    lower, scale = step.get("subtrahend"), step.get("divisor")
-    if lower is scale is None:
-        chain.count(name, Normalisation("moments", nonzero=nonzero), by_channel=by_channel)
-        return
-    if by_channel and isinstance(lower, list) and isinstance(scale, list) and not nonzero:
-        chain.affine(name, lower, scale)
-        return
-    low = _number(parcel, name, step, "subtrahend", 0)
-    unit = _number(parcel, name, step, "divisor", 1)
-    if nonzero:
-        how = Normalisation(lower=low, upper=low + unit, nonzero=True)
-        chain.count(name, how, by_channel=False)
-    else:
-        chain.affine(name, low, unit)
-
-
-def _after(parcel: Parcel, recipe: Recipe, config: Mapping[str, Any]) -> Recipe:
-    """The recipe with the transforms of the output.
-
-    MONAI does them to what is joined of patches. So no function is needed where the highest score,
-    or those above a threshold, are wanted.
-    """
-    activation: Any = None
-    reduce: str | None = None
-    for name, step in _transforms(parcel, config, "postprocessing"):
-        if name == "Activations" and not step.get("other"):
-            activation = next((each for each in ("softmax", "sigmoid") if step.get(each)), None)
-        elif name == "AsDiscrete" and step.get("argmax"):
-            reduce = "argmax"
-        elif name == "AsDiscrete" and step.get("threshold") is not None:
-            limit = _number(parcel, name, step, "threshold", None)
-            if activation == "sigmoid" and 0 < limit < 1:
-                activation, limit = None, math.log(limit / (1 - limit))
-            reduce = f"threshold:{limit:.17g}"
-        elif name not in _NOTHING:
-            raise parcel.refuse(
-                f"{name} of its output is not done as it is said, only softmax, sigmoid, argmax "
-                "and a threshold are; take it out of configs/inference.json"
-            )
-    head = HeadRecipe("scores", None if reduce == "argmax" else activation)
-    return replace(recipe, heads={"out": head}, reduce=reduce)
-
-
 def _tiled(parcel: Parcel, recipe: Recipe, inferer: Any, spatial: int) -> Recipe:
     """The recipe with the patch, step and window of its inferer."""
     name = str(_of(inferer, "_target_")).rpartition(".")[2]
@@ -381,7 +249,7 @@ def _sliding(parcel: Parcel, inferer: Mapping[str, Any], spatial: int) -> Slidin
         )
     fill = None
     if padding == "constant":
-        fill = _number(parcel, "inferer", inferer, "cval", 0.0)
+        fill = number_of(parcel, "inferer", inferer, "cval", 0.0)
     if mode == "constant":
         return Sliding("constant", "moved", fill=fill)
     sigmas = _each(parcel, inferer, "sigma_scale", 0.125, spatial)
