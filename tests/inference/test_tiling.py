@@ -177,7 +177,7 @@ def test_blocks_without_sample_have_no_arrays(geometry: Geometry, data: st.DataO
     for brick in Parts(geometry, 1).bricks():
         reach = geometry.reach(brick).within(geometry.domain)
         if data.draw(st.booleans()):
-            sample[geometry.reach(brick, summed=False).within(geometry.domain)] = True
+            sample[geometry.owned(brick).within(geometry.domain)] = True
             reached[reach] = True
             heads = [ones[brick.core.within(geometry.domain)][None], None]
         else:

@@ -280,6 +280,7 @@ def first_sentence(error: BaseException) -> str:
     cut = r"\1 is damaged or cut: it is not valid JSON"
     text = re.sub(r'^Error reading (?:local file )?"(.*)": Invalid JSON$', cut, text)
     text = re.sub(r"All \d+ retry attempts failed: ", "", text)
+    text = re.sub(r"^Failed to find valid ZIP EOCD.*", "is a damaged zip file", text)
     if codec := re.search(r'member "(filters)"|"(?:name|id)": "([^"]+)" is not registered', text):
         codecs = "filters of Zarr 2" if codec[1] else codec[2]
         text = (
