@@ -174,7 +174,7 @@ def test_device_memory_and_clocks(monkeypatch) -> None:
     monkeypatch.setattr(torch, "cuda", backend)
     held = chain([1700, 1900], repeat(1800))
     gpu = SimpleNamespace(used=lambda: next(held), clocks=lambda: {"sm_mhz": 1980})
-    monkeypatch.setattr("penstock.instruments.Gpu", lambda device: gpu)
+    monkeypatch.setattr("penstock.bench.measure.Gpu", lambda device: gpu)
 
     scenario = Scripted(clock, repeat(0.3))
     scenario.device = "cuda:0"
