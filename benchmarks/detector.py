@@ -31,9 +31,9 @@ import numpy as np
 
 import readme
 from penstock.base.units import format_seconds
-from penstock.data.scenes.matching import match
 from penstock.data.scenes.objects import LOW, Objects, read_labels, read_predictions
 from penstock.data.scenes.scene import Scene
+from penstock.data.scenes.xview3_score import match
 from penstock.instruments import environment
 from penstock.reports.charts.chart import Axis, Figure, Panel, Series
 from penstock.reports.charts.paper import COLOURS, PALETTE, save_figures

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.data.scenes.matching import ImageResult, coco_ap
+from penstock.data.scenes.detections import ImageResult, coco_ap
 
 
 def slow_ap(results: list[ImageResult], threshold: float) -> float:

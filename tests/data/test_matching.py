@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.data.scenes.matching import Counts, keep_strongest, match
+from penstock.data.scenes.detections import keep_strongest
+from penstock.data.scenes.xview3_score import Counts, match
 
 coordinates = hnp.arrays(
     np.float64, st.tuples(st.integers(0, 4), st.just(2)), elements=st.integers(0, 60)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from penstock.base import UsageError, XView3Rules
 from penstock.cli import main
 from penstock.data import Objects, read_labels, read_predictions, read_shoreline, shoreline_path
-from penstock.data.scenes.matching import Counts
-from penstock.data.scenes.xview3_score import XView3Score, best_threshold, score_xview3
+from penstock.data.scenes.xview3_score import Counts, XView3Score, best_threshold, score_xview3
 
 from ..places import SHARED
 from .kit import HIGH, LOW, as_predictions, some_labels

@@ -120,6 +120,7 @@ from .groups import groups_of as groups_of
 from .groups import natural as natural
 from .groups import number_ranges as number_ranges
 from .heap import HEAP_VARIABLES as HEAP_VARIABLES
+from .heap import THREAD_VARIABLES as THREAD_VARIABLES
 from .heap import one_heap as one_heap
 from .heap import trim_heap as trim_heap
 from .orphans import death_signal as death_signal

@@ -1,4 +1,5 @@
-"""The heap of a process that computes voxels: one for all threads, which keeps its memory."""
+"""The heap of a process that computes voxels: one for all threads, which keeps its memory; and how
+its threads wait."""
 
 from __future__ import annotations
 
@@ -38,3 +39,7 @@ _HEAP = {-8: 1, -1: -1, -4: 0}
 HEAP_VARIABLES = {"MALLOC_ARENA_MAX": str(_HEAP[-8]), "MALLOC_MMAP_MAX_": str(_HEAP[-4])}
 """Environment variables for a process that starts threads before it could call `one_heap`: each
 thread would keep a heap of its own."""
+THREAD_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
+"""Environment variables by which OpenMP's threads sleep while they wait. By default they would
+spin, and take time from the threads that decode and encode. They still spin for about 30
+microseconds, because the next part of a forward often comes within that time."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from .. import __version__
 from ..base import (
     BATCH_SIGNALS,
+    THREAD_VARIABLES,
     PenstockError,
     SafeStream,
     Undecided,
@@ -230,14 +231,10 @@ def _fault(error: BaseException) -> str:
 
 
 _OF_LIBRARIES = {
-    "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000",
+    **THREAD_VARIABLES,
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }  # fmt: skip
 """Variables that libraries read once, and their values unless the user has set them.
-
-OpenMP's threads sleep while they wait. By default they would spin, and take time from the threads
-that decode and encode. They still spin for about 30 microseconds, because the next part of a
-forward often comes within that time.
 
 TensorStore ends a request that has received no byte for a minute. By default it waits for ever.
 """

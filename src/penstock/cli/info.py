@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..base import UsageError, format_bytes
-from ..data import SeveralArrays, Source, open_source
+from ..base import format_bytes
+from ..data import SeveralArrays, coarser_levels, open_source
 from ..models import REGISTRY, package_kind
 
 EXAMPLES = """
@@ -54,9 +53,9 @@ def _show_model(args: argparse.Namespace) -> int:
 
 
 def _show_array(args: argparse.Namespace) -> int:
-    chosen = {"axes": args.axes, "series": args.series}
+    chosen = {"axes": args.axes, "series": args.series, "name": "PATH"}
     try:
-        first = open_source(args.path, name="PATH", **chosen)
+        first = open_source(args.path, **chosen)
     except SeveralArrays as several:
         print(f"{args.path} holds several; name one:")
         for place, words in several.places:
@@ -64,7 +63,7 @@ def _show_array(args: argparse.Namespace) -> int:
             print(f"  penstock info {named}  {words}".rstrip())
         return 0
     print(*_of_array(first), sep="\n")
-    for level, source in levels_below(args.path, **chosen):
+    for level, source in coarser_levels(args.path, **chosen):
         print(f"level {level:<3} {_sides(source.domain.shape, source)}, {_voxel(source)}")
     for note in getattr(first, "notes", ()):
         print(f"note      {note}")
@@ -94,15 +93,6 @@ def _of_array(source: Any) -> Iterator[str]:
     names = [str(each.get("label", "")) for each in getattr(source, "omero", ())]
     if any(names):
         yield f"channels  {', '.join(names)}"
-
-
-def levels_below(path: str, **chosen: Any) -> Iterator[tuple[int, Source]]:
-    """The levels of an array below the first, and their numbers."""
-    for level in itertools.count(1):
-        try:
-            yield level, open_source(path, level=level, name="PATH", **chosen)
-        except UsageError:  # there are no further ones
-            return
 
 
 def _sides(sides: Sequence[int], source: Any) -> str:

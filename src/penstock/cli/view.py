@@ -19,9 +19,8 @@ from ..base import (
     from_flags,
     require,
 )
-from ..data import Box, Grid, open_source
+from ..data import Box, Grid, coarser_levels, open_source
 from ..reports import serve_stores
-from .info import levels_below
 from .progress import picture
 
 EXAMPLES = """
@@ -140,7 +139,7 @@ def _in_colors(labels: Any) -> Any:
 def _coarse(path: str, **chosen: Any) -> tuple[Any, int]:
     """The coarsest level that has as many pixels as a picture, and its number."""
     first, number = open_source(path, name="PATH", **chosen), 0
-    for level, below in levels_below(path, **chosen):
+    for level, below in coarser_levels(path, name="PATH", **chosen):
         if max(below.domain.shape[2:]) < _SIDE:
             break
         first, number = below, level

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..base import (
     HEAP_VARIABLES,
+    THREAD_VARIABLES,
     Incomplete,
     OnWorkers,
     PenstockError,
@@ -244,9 +245,7 @@ WORKER_SETTINGS: Mapping[str, Any] = {
 """Settings of Dask in workers that Penstock starts. By default, Dask profiles each thread 100 times
 a second, and checks 50 times a second whether its event loop is late."""
 WORKER_ENVIRONMENT = {
-    # Threads of OpenMP sleep while they wait, as in a job of one process: `cli.set_up_libraries`.
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "GOMP_SPINCOUNT": "3000",
+    **THREAD_VARIABLES,
     # Dask's threads would have separate heaps, in which a forward takes a quarter longer.
     **HEAP_VARIABLES,
     **{f"DASK_{name.replace('.', '__').upper()}": str(v) for name, v in WORKER_SETTINGS.items()},

@@ -35,9 +35,9 @@ from .resampling import Resampling as Resampling
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
-from .scenes.matching import ImageResult as ImageResult
-from .scenes.matching import coco_ap as coco_ap
-from .scenes.matching import keep_strongest as keep_strongest
+from .scenes.detections import ImageResult as ImageResult
+from .scenes.detections import coco_ap as coco_ap
+from .scenes.detections import keep_strongest as keep_strongest
 from .scenes.objects import Objects as Objects
 from .scenes.objects import read_labels as read_labels
 from .scenes.objects import read_predictions as read_predictions
@@ -82,6 +82,7 @@ from .stores.lock_place import why_no_lock as why_no_lock
 from .stores.missing import ChunkCount as ChunkCount
 from .stores.missing import ChunkCounter as ChunkCounter
 from .stores.missing import check_knows_chunks as check_knows_chunks
+from .stores.open import coarser_levels as coarser_levels
 from .stores.open import open_sink as open_sink
 from .stores.open import open_source as open_source
 from .stores.protocols import AXES as AXES

@@ -21,7 +21,7 @@ from ..base import UsageError, require
 from .box import Box, Grid
 from .levels import SMALLEST, levels_below
 from .stores.in_memory import open_array_source
-from .stores.open import open_sink, open_source
+from .stores.open import coarser_levels, open_sink, open_source
 from .stores.protocols import Sink, Source, in_words, refuse_overlap
 from .volumes import create_anew
 
@@ -114,14 +114,12 @@ def coarse_view(
 
 def _coarsest(path: str, first: Source, chosen: dict[str, Any]) -> Source:
     """The coarsest level that has 256 voxels along y or x."""
-    below, level = first, 0
-    while max(below.domain.shape[3:]) >= SMALLEST or level == 0:
-        source, level = below, level + 1
-        try:
-            below = open_source(path, level=level, **chosen)
-        except UsageError:  # there are no further ones
+    coarsest = first
+    for _, level in coarser_levels(path, **chosen):
+        if max(level.domain.shape[3:]) < SMALLEST:
             break
-    return source
+        coarsest = level
+    return coarsest
 
 
 def _picked(said: int | None, domain: Box, axis: int, flag: str, where: str) -> range:

@@ -7,6 +7,10 @@
 
     aggregate = localisation x (1 + shore + vessel + fishing + length) / 5
 
+A pair is one prediction and one label closer than the tolerance, each in one pair at most. Pairs
+are chosen so that there are as many as possible, and of such choices the one with the smallest sum
+of distances.
+
 ``strict_official`` gives the numbers of the official script of the xView3 challenge to the last
 digits. By default their quirks are repaired:
 
@@ -42,7 +46,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, XView3Rules, require
-from .matching import Counts, Indices, match
 from .objects import LOW, NO, UNKNOWN, YES, Objects
 from .scene import PIXEL_M
 
@@ -51,6 +54,31 @@ LONGEST_M = 500.0
 
 Shorelines = Callable[[str], Sequence[NDArray[np.float64]]]
 """The contours of a scene by its id; see `penstock.data.scenes.shoreline.read_shoreline`."""
+
+
+Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """True positives, false positives and false negatives. They add up over scenes and ranks."""
+
+    true_positive: int = 0
+    false_positive: int = 0
+    false_negative: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.true_positive + other.true_positive,
+            self.false_positive + other.false_positive,
+            self.false_negative + other.false_negative,
+        )
+
+    @property
+    def f1(self) -> float | None:
+        """The F1 score; None where there was nothing to find and nothing was found."""
+        all_of_both = 2 * self.true_positive + self.false_positive + self.false_negative
+        return 2 * self.true_positive / all_of_both if all_of_both else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,3 +332,35 @@ def best_threshold(
         high = min((rank for rank in tried if rank > best), default=best)
         ranks = np.linspace(low, high, 18).astype(int)
     return (float(scores[best]), tried[best]) if tried[best] else (0.0, 0.0)
+
+
+def match(
+    predicted: NDArray[np.float64],
+    true: NDArray[np.float64],
+    tolerance_m: float,
+    *,
+    far: Literal["never", "costly", "as they are"] = "never",
+) -> tuple[Indices, Indices]:
+    """Pairs of predicted and true points, closer than the tolerance, as indices into each.
+
+    ``far`` is the cost of pairs beyond the tolerance while the best assignment is sought. With
+    ``never`` they never displace a pair within it; ``costly`` and ``as they are`` are the official
+    script's, with and without ``costly_dist``.
+
+    >>> match(np.array([[0.0, 0], [9, 9]]), np.array([[9.0, 8], [500, 0]]), 200.0)
+    (array([1]), array([0]))
+    """
+    if not (len(predicted) and len(true)):
+        return np.empty(0, np.intp), np.empty(0, np.intp)
+    assign = require("scipy.optimize", "train").linear_sum_assignment
+    cdist = require("scipy.spatial.distance", "train").cdist
+    distance = cdist(predicted, true) * PIXEL_M
+    cost = distance
+    if far == "costly":
+        cost = np.where(distance > tolerance_m, 9_999_999 * PIXEL_M, distance)
+    elif far == "never":
+        most_of_all = tolerance_m * (1 + min(distance.shape))
+        cost = np.where(distance >= tolerance_m, most_of_all, distance)
+    rows, columns = assign(cost)
+    near = distance[rows, columns] < tolerance_m
+    return rows[near], columns[near]

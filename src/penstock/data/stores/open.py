@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -162,6 +163,20 @@ def _open_added(added: Any, place: str, settings: Mapping[str, Any], cache_bytes
         theirs = {key: settings[key] for key in ("level", "name")}
         opened = added.load().open_source(place, cache_bytes=cache_bytes, **theirs)
         return checked(opened, Source, where)
+
+
+def coarser_levels(path: str, **chosen: Any) -> Iterator[tuple[int, Source]]:
+    """The levels of an array below the first, and their numbers.
+
+    Args:
+        path: The array.
+        chosen: Further arguments of `open_source`, such as the name of the path in messages.
+    """
+    for number in itertools.count(1):
+        try:
+            yield number, open_source(path, level=number, **chosen)
+        except UsageError:  # there are no further ones
+            return
 
 
 def open_sink(

@@ -47,8 +47,7 @@ class Forward:
     def autocast(self) -> torch.autocast:
         """The context that the model runs in. Enter one around all of a lane's work as well: torch
         keeps the weights that it has cast until the outermost context ends."""
-        amp = self.job.net.amp
-        return torch.autocast(self.device.type, amp, amp is not None)
+        return self.job.net.autocast(self.device)
 
     def run(self, batch: Tensor) -> list[Tensor]:
         """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""

@@ -79,11 +79,15 @@ class Net:
         axes = 2 + self.shape.model_axes
         return CHANNELS_LAST[axes] if self.footprint.channels_last else torch.contiguous_format
 
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The context of a forward: half precision where `amp` says so."""
+        return torch.autocast(device.type, self.amp, self.amp is not None)
+
     def forward_zeros(self, module: torch.nn.Module, device: torch.device) -> None:
         """Run the module, which lies on a device, once on zeros in the layout of batches."""
         shape = (self.forward, self.model.in_channels, *self.shape.seen)
         batch = torch.empty(shape, dtype=self.model.dtype, device=device, memory_format=self.layout)
-        with torch.no_grad(), torch.autocast(device.type, self.amp, self.amp is not None):
+        with torch.no_grad(), self.autocast(device):
             module(batch.zero_())
 
 

@@ -240,7 +240,7 @@ class SeamTrial:
             # Torch takes five times as long for a small patch alone as for the two of the job.
             batch = batch.expand(net.forward, *values.shape)
         batch = batch.contiguous(memory_format=net.layout).to(device)
-        with torch.no_grad(), torch.autocast(device.type, net.amp, net.amp is not None):
+        with torch.no_grad(), net.autocast(device):
             head = next(iter(net.model.heads(module(batch)).values()))
         # numpy has no bfloat16
         return np.asarray((head.float() if head.dtype.itemsize == 2 else head)[0].cpu())

@@ -16,9 +16,8 @@ from ...base import InferConfig, Refused, format_bytes, format_count, plural, si
 from ...data import Box, in_words
 from ..run_folder.block_log import BlockSet
 from ..tiling.geometry import Brick, Geometry, PatchShape
-from ..tiling.parts import Extent, Parts
 from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, reads
-from .cuts import cuts
+from .cuts import Extent, Parts, cuts
 from .memory import (
     HEAP_GAPS,
     LEVEL_VOXEL_BYTES,

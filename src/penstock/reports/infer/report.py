@@ -183,9 +183,7 @@ def waited(run: InferenceRun) -> str:
 
 def speed_lines(run: InferenceRun) -> list[str]:
     """The work of the run, its speed, and how often voxels were computed and read."""
-    summary, seconds = run.summary, run.seconds
-    if not seconds:
-        return []
+    summary, seconds = run.summary, run.summary["seconds"]
     written, planned = summary["blocks_written"], summary["blocks_planned"]
     line = (
         f"It wrote {written:,} of {plural(planned, 'block')} in {format_seconds(seconds)}: "

@@ -11,6 +11,7 @@ import numpy as np
 from ...base import ARGS, RESULTS, STEPS, format_bytes, format_seconds, plural, significant
 from ...instruments import median_interval
 from ..content import Chapter, Report
+from ..suite.cell import LIMITS
 from ..table import Section, bracket, labels_line, settings_table
 from .fit_files import Steps, TrainingFolder, training_pictures
 
@@ -54,18 +55,13 @@ def _about(run: TrainingFolder) -> list[str]:
     return [*labels_line(run.args), ", ".join([*words, *versions])]
 
 
-_LIMITS = {
-    "waiting for data": ("data_wait",),
-    "transfer": ("transfer",),
-    "computing": ("forward", "backward", "optimizer"),
-    "communication": ("communication",),
-}
 _CURES = {
-    "waiting for data": "train with more --num-workers, or chips that are read faster",
-    "transfer": "train with a larger --batch-size",
-    "computing": "train with --amp, or on a faster device",
-    "communication": "train with a larger --batch-size on each device",
+    "data": ("waiting for data", "train with more --num-workers, or chips that are read faster"),
+    "transfer": ("transfer", "train with a larger --batch-size"),
+    "compute": ("computing", "train with --amp, or on a faster device"),
+    "communication": ("communication", "train with a larger --batch-size on each device"),
 }
+"""Each of `LIMITS` in words, and what helps against it."""
 
 
 def headlines(run: TrainingFolder) -> list[str]:
@@ -82,23 +78,23 @@ def bound(run: TrainingFolder) -> str:
         return "What limited it is not known: no phase of a step was timed."
     shares = {
         name: sum(phases.get(phase, 0.0) for phase in parts) / step
-        for name, parts in _LIMITS.items()
+        for name, parts in LIMITS.items()
     }
     limit = max(shares, key=lambda name: shares[name])
-    share = shares[limit]
-    each = _by_epoch(run.steps, _LIMITS[limit])
+    share, (words, cure) = shares[limit], _CURES[limit]
+    each = _by_epoch(run.steps, LIMITS[limit])
     ends = f"{min(each):.0%}-{max(each):.0%}, " if len(each) > 1 else ""
     epochs = f"[{ends}{plural(max(len(each), 1), 'epoch')} of one run]"
-    line = f"Bound by {limit}: {share:.0%} of the time of steps {epochs}"
-    waits = shares["waiting for data"]
-    if limit == "computing":
+    line = f"Bound by {words}: {share:.0%} of the time of steps {epochs}"
+    waits = shares["data"]
+    if limit == "compute":
         more = (
             f"; data was waited for {waits:.0%} of it, so that a faster reader would give at most"
         )
         return f"{line}{more} {1 / (1 - waits):.2f}x."
     if share < 1:
         line += f"; without it steps would be at most {1 / (1 - share):.1f}x as fast"
-    return f"{line}: {_CURES[limit]}."
+    return f"{line}: {cure}."
 
 
 def _by_epoch(steps: Sequence[Steps], phases: Sequence[str]) -> list[float]:
