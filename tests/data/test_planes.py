@@ -169,7 +169,7 @@ def test_bands_of_files_become_those_of_a_geotiff(capsys) -> None:
         assert made.descriptions == ("LC08_B2", "LC08_B3", "LC08_B8")
         assert made.read()[:, 0, 0].tolist() == [2, 3, 8]
     for out, words in {
-        "LC08_B9.TIF": "is the input, or one lies in the other",  # it would be a band of the next run
+        "LC08_B9.TIF": "is the input, or one lies in the other",  # a band of the next run
         "other.tif": "LC08_B3.TIF lies elsewhere than LC08_B2.TIF",
     }.items():
         assert main(["convert", "LC08_B*.TIF", out]) == 2

@@ -93,8 +93,8 @@ def assert_logged(series: Series, out: Path) -> None:
     assert all(value > 0 for _, value in series["system/rss_bytes"])
     assert series["training_s"] and series["best_val_acc"]
     lines = last_lines(json.loads((out / "training_results.json").read_text()), out)
-    (told,) = (line.split()[3] for line in lines if line.startswith("Time per epoch"))
-    assert max(series["time_per_epoch_s"])[1] == pytest.approx(float(told), abs=0.006)
+    (printed,) = (line.split()[3] for line in lines if line.startswith("Time per epoch"))
+    assert max(series["time_per_epoch_s"])[1] == pytest.approx(float(printed), abs=0.006)
 
 
 def assert_one_run(out: Path, kept: Path) -> TrainingRun:
