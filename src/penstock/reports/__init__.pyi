@@ -3,6 +3,7 @@ from .charts.chart import Figure as Figure
 from .charts.chart import Panel as Panel
 from .charts.chart import Series as Series
 from .charts.chart import before_after_figure as before_after_figure
+from .charts.chart import thinned as thinned
 from .charts.metrics import metrics_figures as metrics_figures
 from .charts.model_chart import bench_figures as bench_figures
 from .charts.paper import save_figures as save_figures
