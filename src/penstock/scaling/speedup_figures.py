@@ -135,7 +135,7 @@ def draw_utilisation(study: Study) -> Figure | None:
     notes = [f"{mean:.0f} %, n = {len(v)}" for mean, v in zip(means, kept, strict=True)]
     along, dots = list[float](), list[float]()
     for place, values in zip(places, kept, strict=True):
-        at = thinned(values, values, _MOST_READINGS)
+        at = thinned(values, _MOST_READINGS)
         along += (place + 0.4 * ((at + 0.5) / len(values) - 0.5)).tolist()
         dots += np.take(values, at).tolist()
     series = [

@@ -198,20 +198,19 @@ def before_after_figure(images: Mapping[str, ArrayLike], caption: str) -> Figure
     return Figure(caption, note, [*panels, Panel("difference", image=colours)], 3)
 
 
-def thinned(x: ArrayLike, y: ArrayLike, most: int) -> NDArray[np.intp]:
+def thinned(y: ArrayLike, most: int) -> NDArray[np.intp]:
     """The places of at most ``most`` points of a curve: each piece keeps its least and its greatest
     value.
 
     Args:
-        x: Where the points are along the curve.
-        y: Their values.
+        y: The values of its points.
         most: How many may stay.
 
     Returns:
         Their indices, in order.
 
     >>> x = np.arange(10_000.0)
-    >>> len(thinned(x, x, 2000)), float((x == 77)[thinned(x, x == 77, 2000)].max())
+    >>> len(thinned(x, 2000)), float((x == 77)[thinned(x == 77, 2000)].max())
     (2000, 1.0)
     """
     values = np.asarray(y, np.float64)

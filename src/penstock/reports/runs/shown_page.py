@@ -120,7 +120,7 @@ def _document(details: RunDetails, points: int) -> dict[str, Any]:
 
 
 def _curve(curve: RunCurve, points: int) -> dict[str, Any]:
-    at = thinned(curve.values, curve.values, points)
+    at = thinned(curve.values, points)
     columns: Mapping[str, Any] = {"values": curve.values, **curve.places}
     document: dict[str, Any] = {n: document_of(c[at]) for n, c in columns.items()}
     return document | ({"machine": 1} if curve.of_machine else {})

@@ -74,10 +74,10 @@ def draw_steps(ranks: Sequence[Steps]) -> Figure:
         x = np.arange(1.0, len(values) + 1)
         smooth = rolling_mean(values, max(1, len(values) // 50))
         if len(ranks) == 1:
-            at = thinned(x, values, _MOST_POINTS)
+            at = thinned(values, _MOST_POINTS)
             raw: dict[str, Any] = {"colour": place, "faint": True, "silent": True}
             series.append(Series("", x[at], values[at], "line", **raw))
-        at = thinned(x, smooth, _MOST_POINTS)
+        at = thinned(smooth, _MOST_POINTS)
         series.append(Series(f"rank {each.rank}", x[at], smooth[at], "line", place))
     finite = np.concatenate([each.seconds["step"] for each in ranks])
     finite = finite[np.isfinite(finite)]
