@@ -37,8 +37,8 @@ from .places import LOG_SUFFIXES as LOG_SUFFIXES
 from .places import TRACKER_SUFFIXES as TRACKER_SUFFIXES
 from .places import RecordPlace as RecordPlace
 from .places import beside_output as beside_output
-from .places import folders_below as folders_below
 from .places import joined as joined
+from .places import places_at as places_at
 from .places import places_of as places_of
 from .places import records_of as records_of
 from .places import reports_of_places as reports_of_places
