@@ -87,6 +87,8 @@ def test_rows_are_drawn_as_they_are(tmp_path) -> None:
 def test_the_mean_is_of_what_is_there_and_smoothing_keeps_the_raw_line(tmp_path) -> None:
     figures = metrics_figures(write_rows(tmp_path / "m.jsonl"), mean=True, smooth=3)
     assert series_of(figures["cpu"], "CPU").label == "CPU, mean 300 %"
+    names = draw(figures["cpu"]).axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in names] == ["CPU, mean 300 %"]
     labels = {each.label for each in figures["net_io"].panels[0].series}
     assert {"sent, mean 15.0 MiB/s", "received, mean 18.0 MiB/s"} <= labels
     assert "dashed: mean" in figures["cpu"].note and "rolling mean of 3" in figures["cpu"].note

@@ -11,7 +11,8 @@ from penstock.cli import main
 from penstock.inference import run_inference
 from penstock.reports import Catalogue, joined, places_of, reports_of_places
 from penstock.reports.charts.chart import greys
-from penstock.reports.infer.job_files import InferenceRun, output_pictures
+from penstock.reports.infer.job_files import InferenceRun
+from penstock.reports.infer.pictures import output_pictures
 from penstock.reports.infer.report import report_of_run
 
 from ..later import imported_later

@@ -16,12 +16,8 @@ from penstock.cli import main
 from penstock.instruments import Ledger
 from penstock.reports import Chapter, Report, html_page
 from penstock.reports.charts.chart import words_of
-from penstock.reports.training.fit_files import (
-    Steps,
-    detection_pictures,
-    draw_curves,
-    draw_steps,
-)
+from penstock.reports.training.fit_files import Steps
+from penstock.reports.training.pictures import detection_pictures, draw_curves, draw_steps
 from penstock.reports.training.report import report_of_training
 from penstock.scaling.study_text import report_of_scaling
 

@@ -51,6 +51,11 @@ def test_no_utilisation_is_told_from_none_that_was_logged() -> None:
     figure = draw_utilisation(only([run(1, 40, utilisation=(0.0, 0.0)), run(4, 10)]))
     assert texts_of(figure.panels[0]) == ["0 %, n = 2"]
     assert "in the order in which they were logged" in figure.note
+    week = tuple(float(n % 101) for n in range(100_000))
+    figure = draw_utilisation(only([run(1, 40, utilisation=week), run(4, 10)]))
+    assert len(series_of(figure, "readings").y) == 1000, "a browser would not draw them all"
+    assert figure.note.endswith("logged: the least and the greatest of each few")
+    assert texts_of(figure.panels[0]) == ["50 %, n = 100000"]
 
 
 def test_what_there_is_nothing_of_is_not_drawn() -> None:

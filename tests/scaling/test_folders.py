@@ -149,6 +149,11 @@ def test_what_holds_no_run_is_said_in_a_sentence(tmp_path, name: str, content: b
         ("torn.json", b'{"world_size": 1,', "torn.json is not JSON"),
         ("odd.json", b'{"world_size": "many"}', "odd.json is not what a training left"),
         ("odd.json", b'{"world_size": 1, "ranks": [3]}', "odd.json is not what a training left"),
+        (
+            "odd.json",
+            b'{"world_size": 1, "global_batch_size": "8"}',
+            "global_batch is '8', no whole",
+        ),
         ("records.jsonl", b"{}\n", "records.jsonl, line 1"),
         ("bad.db", b"SQLite format 3\0" + b"x" * 100, "bad.db is not a database of MLflow"),
     ],

@@ -47,6 +47,11 @@ def test_a_table_of_ones_own(tmp_path, text: str, runs: list[tuple[str, int, flo
     assert all(one.complete for one in read_)
 
 
+def test_scores_with_decimal_commas_are_read(tmp_path) -> None:
+    (one,) = read(tmp_path, "devices;seconds;val_loss;val_acc\n1;362,45;0,1187;0,953\n")
+    assert (one.val_loss, one.val_acc) == (0.1187, 0.953)
+
+
 def test_nodes_and_batch_decide_the_kind_of_scaling(tmp_path) -> None:
     text = "devices,seconds,nodes,batch,samples,run\n1,400,1,32,10000,a\n8,60,2,32,10000,b\n"
     runs = read(tmp_path, text)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.base import TRAIN_DEFAULTS, Incomplete, TrainConfig, UsageError, build, usable_cores
 from penstock.cli import main
-from penstock.reports.training.fit_files import read_detections
+from penstock.reports.training.pictures import read_detections
 
 from ..rows import rows_of
 from .kit import assert_same, forked_ranks, kill_at, lighten, train_workload, weights

@@ -241,6 +241,34 @@ def test_bad_input_of_the_emulator(changes, message, roots, tmp_path) -> None:
         train_workload("emulator", settings_of(roots, tmp_path, **changes))
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "why"),
+    [
+        (np.linspace(60, 30, 4), np.arange(0, 360, 60), "covers 40 of 180 degrees of latitude"),
+        (np.linspace(-90, 90, 7), np.arange(4) * 10 - 20, "covers 40 of 360 degrees of longitude"),
+        (np.linspace(-67.5, 67.5, 4), np.roll(np.arange(0, 360, 60), 2), None),
+    ],
+)
+def test_a_region_is_not_taken_for_the_globe(rows, columns, why, tmp_path) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    values = np.random.default_rng(0).normal(size=(5, len(rows), len(columns)))
+    coords = {"time": np.arange(5), "lat": rows, "lon": columns}
+    fields = xarray.Dataset({"t": (("time", "lat", "lon"), values)}, coords)
+    fields.to_netcdf(tmp_path / "t.nc", engine="netcdf4")
+    assert main(["generate", "--from", str(tmp_path / "t.nc"), str(tmp_path / "data")]) == 0
+    config = settings_of(
+        dict.fromkeys(("train_data_root", "val_data_root"), tmp_path / "data"), tmp_path
+    )
+    from penstock.training.workloads.emulator_workload import EmulatorWorkload
+
+    if why is None:
+        EmulatorWorkload(config)
+        return
+    with pytest.raises(UsageError, match=f"--train-data-root .*data: its grid {why}"):
+        EmulatorWorkload(config)
+
+
 def test_what_persists_is_the_latest_that_was_seen() -> None:
     from penstock.training.workloads.emulator_workload import last_seen
 

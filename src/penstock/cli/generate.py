@@ -151,6 +151,7 @@ def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
             "cast": "float32",
             "offsets": stacked.offsets,
             "target_offset": config.target_offset,
+            "covered_degrees": stacked.covered(),
         }
         return _write(out, stacked.layouts, stacked.ids, stacked.sample, facts, config)
 

@@ -112,6 +112,15 @@ class Stacked:
         decoded = values_of(values.transpose(..., *self._axes.horizontal))
         return decoded.reshape(-1, *decoded.shape[-2:])
 
+    def covered(self) -> dict[str, float]:
+        """How many degrees of latitude and of longitude the cells cover, where the file says."""
+        dataset, degrees = self._dataset, {}
+        for name, axis in zip(("latitude", "longitude"), self._axes.horizontal, strict=True):
+            if axis in dataset.coords and dataset.sizes[axis] > 1 and is_axis(dataset, axis, name):
+                steps = np.abs(np.diff(dataset[axis].values))
+                degrees[name] = float(np.median(steps)) * dataset.sizes[axis]
+        return degrees
+
     def close(self) -> None:
         """Close the file."""
         self._dataset.close()

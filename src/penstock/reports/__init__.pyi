@@ -3,6 +3,7 @@ from .charts.chart import Figure as Figure
 from .charts.chart import Panel as Panel
 from .charts.chart import Series as Series
 from .charts.chart import before_after_figure as before_after_figure
+from .charts.chart import thinned as thinned
 from .charts.metrics import metrics_figures as metrics_figures
 from .charts.model_chart import bench_figures as bench_figures
 from .charts.paper import save_figures as save_figures
@@ -36,8 +37,8 @@ from .places import LOG_SUFFIXES as LOG_SUFFIXES
 from .places import TRACKER_SUFFIXES as TRACKER_SUFFIXES
 from .places import RecordPlace as RecordPlace
 from .places import beside_output as beside_output
-from .places import folders_below as folders_below
 from .places import joined as joined
+from .places import places_at as places_at
 from .places import places_of as places_of
 from .places import records_of as records_of
 from .places import reports_of_places as reports_of_places

@@ -68,7 +68,14 @@ def places_of(named: Path) -> list[RecordPlace]:
 def places_at(named: Path) -> Iterator[RecordPlace]:
     """The places at a path that a user named, and below it; no link is followed.
 
-    Raises `UsageError` if there are far too many folders below it.
+    Args:
+        named: The path.
+
+    Yields:
+        The places, in no order.
+
+    Raises:
+        UsageError: There are far too many folders below it.
     """
     if place := beside_output(named):
         yield place

@@ -51,6 +51,11 @@ class Rank:
     host: str | None = None
 
 
+_COUNTS = (
+    "devices nodes epochs planned_epochs samples batch global_batch steps restarts gradient_bytes"
+).split()
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
     """One training. A quantity that is not known is None."""
@@ -105,6 +110,10 @@ class TrainingRun:
         ):
             if value is not None and not (0 < value < math.inf):
                 raise UsageError(f"{self.source}: the {name} is {value:g} s; a time is above 0")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UsageError(f"{self.source}: its {name} is {value!r}, no whole number")
         if self.devices < 1 or (self.nodes or 1) < 1:
             raise UsageError(
                 f"{self.source}: {self.devices} devices on {self.nodes} nodes; a run has at least "

@@ -18,12 +18,15 @@ import numpy as np
 
 from ..base import plural
 from ..instruments import PHASES, Interval
-from ..reports import Axis, Figure, Panel, Series, save_figures
+from ..reports import Axis, Figure, Panel, Series, save_figures, thinned
 from .advice import GOOD_ACROSS
 from .estimates import Amdahl, Usl, why_none
 from .runs import phases_of
 from .study import ScalingPoint, Study
 from .tables import counted, label, units
+
+_MOST_READINGS = 1000
+"""The most readings of a configuration that are drawn. More do not show, and a page would wait."""
 
 
 def plot_scaling(studies: Sequence[Study], folder: Path, replace: bool = False) -> list[Path]:
@@ -130,13 +133,18 @@ def draw_utilisation(study: Study) -> Figure | None:
     kept = [values for values in readings if values]
     means = [float(np.mean(values)) for values in kept]
     notes = [f"{mean:.0f} %, n = {len(v)}" for mean, v in zip(means, kept, strict=True)]
-    spread = [np.linspace(-0.2, 0.2, len(v)) if len(v) > 1 else np.zeros(1) for v in kept]
-    along = np.concatenate([at + each for at, each in zip(places, spread, strict=True)])
+    along, dots = list[float](), list[float]()
+    for place, values in zip(places, kept, strict=True):
+        at = thinned(values, _MOST_READINGS)
+        along += (place + 0.4 * ((at + 0.5) / len(values) - 0.5)).tolist()
+        dots += np.take(values, at).tolist()
     series = [
         Series("mean", places, means, "bars", 5, texts=notes),
-        Series("readings", along, np.concatenate(kept), "points", 0),
+        Series("readings", along, dots, "points", 0),
     ]
     shown = "dots are readings, in the order in which they were logged"
+    if max(map(len, kept)) > _MOST_READINGS:
+        shown += ": the least and the greatest of each few"
     x, y = _names(study.points), Axis("GPU-Util", "%", high=105)
     return _figure(study, "GPU utilisation", shown, x, y, series)
 

@@ -202,6 +202,13 @@ def thinned(y: ArrayLike, most: int) -> NDArray[np.intp]:
     """The places of at most ``most`` points of a curve: each piece keeps its least and its greatest
     value.
 
+    Args:
+        y: The values of its points.
+        most: How many may stay.
+
+    Returns:
+        Their indices, in order.
+
     >>> x = np.arange(10_000.0)
     >>> len(thinned(x, 2000)), float((x == 77)[thinned(x == 77, 2000)].max())
     (2000, 1.0)

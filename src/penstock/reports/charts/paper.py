@@ -152,7 +152,8 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
         place = {"transform": axis.transAxes, "ha": "center", "color": COLOURS["faint"]}
         axis.text(0.5, 0.5, panel.note or "not recorded", **place)
     named = [label for label in axis.get_legend_handles_labels()[1] if label]
-    if len(named) > 1:
+    # The name of a line with a silent one beside it may tell a mean.
+    if len(named) > 1 or (named and any(each.silent for each in panel.series)):
         legend: dict[str, Any] = {"ncols": 1 if len(named) < 5 else 2}
         if any(len(each.base) for each in panel.series):  # stacks leave no room between the axes
             legend = {"loc": "upper left", "bbox_to_anchor": (1, 1), "reverse": True}

@@ -25,14 +25,8 @@ from ...inference import AMBIGUOUS_FILE, Clipped, PlaneEnds, RunLook, is_label_r
 from ...instruments import bottleneck, median_interval
 from ..content import Chapter, Report
 from ..table import Section, labels_line, listed, settings_table
-from .job_files import (
-    InferenceRun,
-    Telemetry,
-    output_pictures,
-    seam_pictures,
-    stage_pictures,
-    telemetry_pictures,
-)
+from .job_files import InferenceRun, Telemetry
+from .pictures import output_pictures, seam_pictures, stage_pictures, telemetry_pictures
 
 _KEPT = (".json", ".jsonl", ".log")
 

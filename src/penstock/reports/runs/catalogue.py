@@ -24,7 +24,8 @@ from ...training import TRAIN_LOCK, read_machine_metrics
 from ..infer.job_files import InferenceRun
 from ..places import RecordPlace, places_at, reading
 from ..run_settings import differing_knobs, telling
-from ..training.fit_files import TrainingFolder, detection_pictures
+from ..training.fit_files import TrainingFolder
+from ..training.pictures import detection_pictures
 from .shown_run import (
     LONGEST_LABEL,
     RunCurve,

@@ -13,7 +13,8 @@ from ...instruments import median_interval
 from ..content import Chapter, Report
 from ..suite.cell import LIMITS
 from ..table import Section, bracket, labels_line, settings_table
-from .fit_files import Steps, TrainingFolder, training_pictures
+from .fit_files import Steps, TrainingFolder
+from .pictures import training_pictures
 
 
 def report_of_training(folder: Path) -> Report:

@@ -19,7 +19,6 @@ _NAMES = re.compile(
     r"(?:.*,)?\s*utilization\.gpu(?: |,|$)|#\s*(?:Date\s+)?(?:Time\s+)?gpu\s", re.IGNORECASE
 )
 """The names of columns, as ``nvidia-smi --query-gpu`` and ``nvidia-smi dmon`` print them."""
-_BUSY = ("utilization.gpu", "sm")
 _PERCENT = re.compile(r"(\d{1,3}) ?%?")
 
 
@@ -38,20 +37,18 @@ class GpuReadings:
         if _NAMES.match(line):
             comma = r"\s*,\s*" if "," in line else r"\s+"
             names = [name.partition(" ")[0] for name in re.split(comma, line.strip("# \t"))]
-            place = next((i for i, name in enumerate(names) if name in _BUSY), None)
+            place = next((i for i, n in enumerate(names) if n in ("utilization.gpu", "sm")), None)
             # The rows of `nvidia-smi pmon` are of processes.
             self.table = None if place is None or "pid" in names else (comma, place, len(names))
             return True
-        if said := _READING.search(line):
-            return self._keep(said[said.lastindex or 0])
+        reading = _READING.search(line) or self._in_table(line)
+        if reading and len(self.percents) < MOST_READINGS:
+            self.percents.append(float(reading[reading.lastindex or 0]))
+        return reading is not None
+
+    def _in_table(self, line: str) -> re.Match[str] | None:
         if self.table is None:
-            return False
+            return None
         comma, place, count = self.table
         cells = re.split(comma, line.strip())
-        percent = _PERCENT.fullmatch(cells[place]) if len(cells) == count else None
-        return percent is not None and self._keep(percent[1])
-
-    def _keep(self, percent: str) -> bool:
-        if len(self.percents) < MOST_READINGS:
-            self.percents.append(float(percent))
-        return True
+        return _PERCENT.fullmatch(cells[place]) if len(cells) == count else None

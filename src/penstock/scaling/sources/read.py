@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from ...base import RESULTS, UsageError, natural, read_json, system_errors
 from ...instruments import LEDGER_FILE
-from ...reports import LOG_SUFFIXES, TRACKER_SUFFIXES, folders_below
+from ...reports import LOG_SUFFIXES, TRACKER_SUFFIXES, places_at
 from ..runs import TrainingRun
 from .slurm_log import read_log
 from .tracked import Say, TrackedRun, training_runs
@@ -90,11 +90,7 @@ def kept_below(folder: Path, say: Say) -> list[TrainingRun]:
     Raises:
         UsageError: There are far too many folders.
     """
-    files: list[Path] = []
-    for path, kind, names in folders_below(folder):
-        if kind is None:
-            named = [name for name in names if name.endswith(LOG_SUFFIXES + TRACKER_SUFFIXES)]
-            files += [path / name for name in named if (path / name).is_file()]
+    files = [place.path for place in places_at(folder) if place.kind == "kept"]
     return list(_passing(files, say))
 
 

@@ -291,6 +291,8 @@ class _Row:
         parameters = {"job_id": name[:40]}
         parameters |= {key: text for key, text in self.texts.items() if key not in times}
         parameters |= {NAMES_OF_TRACKERS[kind][0]: text for kind, text in self._counts()}
+        scores = ((kind, self._of(kind)) for kind in ("val_loss", "val_acc"))
+        parameters |= {kind: text.replace(",", ".") for kind, text in scores if text}
         column, began, ended = self.columns["seconds"], None, None
         if column is None:
             began, ended = self._span()

@@ -289,6 +289,13 @@ def _open(root: Path | None, flag: str) -> Packed:
             )
         if not array.channels:
             raise UsageError(f"{flag} {root}: the channels of {name} have no names")
+    covered = packed.document.get("covered_degrees") or {}
+    for name, whole in (("latitude", 180), ("longitude", 360)):
+        if covered.get(name, whole) < 0.9 * whole:  # of a few Gaussian rows the poles lack more
+            raise UsageError(
+                f"{flag} {root}: its grid covers {covered[name]:g} of {whole} degrees of {name}, "
+                "and the emulator takes rows and columns for those of the whole globe"
+            )
     return packed
 
 
