@@ -31,7 +31,7 @@ from .kvstore import (
     ts,
 )
 from .ome_levels import transformations
-from .protocols import AXES, DTYPES, Source, is_n5, listed
+from .protocols import AXES, DTYPES, Source, is_n5
 from .tensorstore import TensorStoreSink, TensorStoreSource, metadata_meant
 from .tensorstore_open import (
     label_spec,
@@ -388,12 +388,6 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
-    if group.root.spec().to_json()["driver"] == "zip":
-        names = {key.decode().partition("/")[0] for key in group.root.list().result()}
-        raise UsageError(
-            f"{group.where}: is a zip file of {listed([(name, '') for name in sorted(names)])}; "
-            "name what lies in it as FILE.zip/NAME"
-        )
     raise UsageError(
         f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
     )

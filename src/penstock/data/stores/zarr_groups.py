@@ -140,7 +140,7 @@ class Group:
         if any(map(_shape, map(self.json, _MARKERS))):
             return None
         with well_formed(f"{self.where}: its metadata is malformed"):
-            said = _choices(self) or _arrays(self, folder)
+            said = _choices(self) or _arrays(self, folder) or _zipped(self)
         if said is None:
             return None
         kind, names = said
@@ -267,6 +267,15 @@ def _arrays(group: Group, folder: Path | None) -> tuple[str, list[tuple[str, str
         (path, in_words(shape))
         for path, shape in sorted(arrays.items()) if len(shape) > 1
     ]  # fmt: skip
+
+
+def _zipped(group: Group) -> tuple[str, list[tuple[str, str]]] | None:
+    """What lies in a zip file, or in a folder of one; None for anything else."""
+    if group.root is None or group.root.spec().to_json()["driver"] != "zip":
+        return None
+    keys = (key.decode() for key in group.root.list().result())
+    names = {name for name, mark, _ in (key.partition("/") for key in keys) if mark}
+    return ("a zip file of folders", [(name, "") for name in sorted(names)]) if names else None
 
 
 def _listed(group: Group) -> Iterator[tuple[str, tuple[int, ...]]]:
