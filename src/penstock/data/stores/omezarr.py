@@ -388,6 +388,8 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
+    planes = "; planes are read from this machine, so copy them here" * ("://" in group.where)
     raise UsageError(
-        f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
+        f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
+        f"{and_added()}{planes}"
     )
