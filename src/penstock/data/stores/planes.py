@@ -41,6 +41,8 @@ _COUNTED = {"b": "c", "ch": "c", "chan": "c", "w": "c", "tp": "t"}
 _SHOWN = 6  # names in a message
 _PICTURES = ((".tif", ".tiff"), (".png", ".bmp"), (".jpg", ".jpeg"))
 """The endings of files that a folder means; others in it count only where it has none of these."""
+_WHOLE = (".png", ".bmp", ".jpg", ".jpeg", ".webp")
+"""The endings of pictures that are decoded from the top, whichever part is read."""
 _STACKED = ("ometiff", "raster", "in_memory", "nifti")
 """The rooms of formats that may be planes of a volume."""
 _MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of a store
@@ -147,6 +149,27 @@ def _check_gaps(numbers: Sequence[int], files: Sequence[Path], where: str) -> No
         )
 
 
+class _Picture(Readable):
+    """A plane that is one segment."""
+
+    rank = 0
+
+    def __init__(self, bands: Any) -> None:
+        self.shape, self.dtype, self.most_open = bands.shape, bands.dtype, bands.most_open
+        self.segment_bytes = math.prod(self.shape) * self.dtype.itemsize
+        self._bands, self.decoded = bands, self.decode
+
+    def decode(self) -> NDArray[Any]:
+        """All of the plane."""
+        whole: NDArray[Any] = self._bands[tuple(slice(0, side) for side in self.shape)]
+        return whole
+
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        out[...] = self.decoded()[inside]
+
+
 class _Planes(Readable):
     """Planes that lie in a file each, along the axes of the stack and those of a plane."""
 
@@ -198,6 +221,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         with as_usage_error(f"{place}: not a readable {form.title}"):
             of_file = replace(asked, path=str(file), where=place, files=())
             opened = import_module(f".{form.room}", __package__).open_array(of_file, 0)
+        if file.suffix.lower() in _WHOLE:
+            opened = replace(opened, array=_Picture(opened.array), chunks=opened.array.shape)
         said = (asked.axes or "")[-len(opened.array.shape) :]
         by_rank = AXES[-len(opened.array.shape) :].upper()
         return replace(opened, labels=said.upper() or opened.labels or by_rank)
@@ -234,7 +259,8 @@ def _stacked(
         first,
         array=planes,
         chunks=(*(1,) * len(sides), *first.chunks),
-        cache_bytes=cache_bytes if planes.segment_bytes(kept) else first.cache_bytes,
+        # GDAL keeps some besides.
+        cache_bytes=first.cache_bytes + (cache_bytes if planes.segment_bytes(kept) else 0),
         again=partial(_stacked, first, files, sides, open_plane, kept),
     )
 
