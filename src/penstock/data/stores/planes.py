@@ -149,7 +149,7 @@ def _check_gaps(numbers: Sequence[int], files: Sequence[Path], where: str) -> No
         )
 
 
-class _Picture(Readable):
+class _WholePlane(Readable):
     """A plane that is one segment."""
 
     rank = 0
@@ -222,7 +222,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
             of_file = replace(asked, path=str(file), where=place, files=())
             opened = import_module(f".{form.room}", __package__).open_array(of_file, 0)
         if file.suffix.lower() in _WHOLE:
-            opened = replace(opened, array=_Picture(opened.array), chunks=opened.array.shape)
+            opened = replace(opened, array=_WholePlane(opened.array), chunks=opened.array.shape)
         said = (asked.axes or "")[-len(opened.array.shape) :]
         by_rank = AXES[-len(opened.array.shape) :].upper()
         return replace(opened, labels=said.upper() or opened.labels or by_rank)
@@ -259,8 +259,7 @@ def _stacked(
         first,
         array=planes,
         chunks=(*(1,) * len(sides), *first.chunks),
-        # GDAL keeps some besides.
-        cache_bytes=first.cache_bytes + (cache_bytes if planes.segment_bytes(kept) else 0),
+        cache_bytes=cache_bytes if planes.segment_bytes(kept) else first.cache_bytes,
         again=partial(_stacked, first, files, sides, open_plane, kept),
     )
 
