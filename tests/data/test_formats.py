@@ -107,7 +107,7 @@ def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
     assert read("a.nc", raw=True)[0].dtype == np.int16
 
 
-@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_64BIT"])
+@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_64BIT", 2, 3])
 def test_coordinates_that_lie_evenly_say_the_size_of_a_voxel(form: Any) -> None:
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
@@ -118,8 +118,13 @@ def test_coordinates_that_lie_evenly_say_the_size_of_a_voxel(form: Any) -> None:
         "x": ("x", np.arange(6) * 0.1 + 7, {"units": "km"}),
     }
     values = np.zeros((3, 4, 5, 6), "f4")
-    xarray.Dataset({"salt": (tuple(axes), values)}, axes).to_netcdf("a.nc", format=form)
-    source = open_source("a.nc")
+    dataset = xarray.Dataset({"salt": (tuple(axes), values)}, axes)
+    if isinstance(form, int):
+        dataset.to_zarr("a.zarr", zarr_format=form, consolidated=False)
+        source = open_source("a.zarr::salt")
+    else:
+        dataset.to_netcdf("a.nc", format=form)
+        source = open_source("a.nc")
     np.testing.assert_allclose(source.scale, (1, 1, 1, 250, 0.1))
     assert source.units == (None, None, None, "meter", "kilometer")
     np.testing.assert_allclose(source.translation, (0, 0, 0, 0, 7))
