@@ -73,7 +73,7 @@ STACKS = {
         f"img_channel{c:03}_position000_time{t:09}_z{z:03}.tif"
         for c in range(2) for t in range(2) for z in range(2)
     ],
-    "zyx": ["b_1.tif", "a_2.tif", "a_3.tif"],
+    "zyx": ["b_1.tif", "b_2.tif", "a_3.tif"],
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ _OPEN = 256
 """Planes that are kept open. Each is a file, of which a process may have about a thousand."""
 _NUMBER = re.compile(r"([A-Za-z]*)[\W_]*(\d+)")
 """A number in a file's name, and the word before it."""
-_COUNTED = {"b": "c", "ch": "c", "chan": "c", "w": "c", "tp": "t"}
+_COUNTED = {"B": "c", "ch": "c", "chan": "c", "w": "c", "tp": "t"}
 """Words in names of files that count along an axis, besides those that name it."""
 _SHOWN = 6  # names in a message
 _PICTURES = ((".tif", ".tiff"), (".png", ".bmp"), (".jpg", ".jpeg"))
@@ -134,8 +134,8 @@ def stacked(
 
 def _axis_of(word: str) -> str:
     """The axis that a word before a number in a file's name counts."""
-    letter = axis_letter(word)
-    return _COUNTED.get(word.lower(), letter if letter in ("t", "c") else "z")
+    letter = _COUNTED.get(word) or _COUNTED.get(word.lower()) or axis_letter(word)
+    return letter if letter in ("t", "c") else "z"
 
 
 def _check_gaps(numbers: Sequence[int], files: Sequence[Path], where: str) -> None:
