@@ -209,6 +209,15 @@ class TestAxesAndDtypes:
         level = int(marker == ".zattrs")
         assert open_source(whole, level=level).scale == open_source(whole / "0", level=level).scale
 
+    def test_chunks_in_folders_of_which_the_metadata_says_nothing(self, tmp_path) -> None:
+        """As zarr-python before 2.8 and bioformats2raw before 0.3 wrote them."""
+        write("zarr", tmp_path / "a.zarr", DATA, {**ZARR2, "dimension_separator": "/"})
+        metadata = tmp_path / "a.zarr" / ".zarray"
+        said = json.loads(metadata.read_text())
+        del said["dimension_separator"]
+        metadata.write_text(json.dumps(said))
+        assert (open_source(tmp_path / "a.zarr").read(DOMAIN) == DATA).all()
+
     def test_images_in_folders_are_listed_as_such(self, tmp_path) -> None:
         """As SpatialData has them, and not level by level."""
         whole = tmp_path / "whole.zarr"

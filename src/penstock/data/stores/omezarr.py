@@ -32,13 +32,13 @@ from .kvstore import (
 )
 from .ome_levels import transformations
 from .protocols import AXES, DTYPES, Source, is_n5
-from .tensorstore import TensorStoreSink, TensorStoreSource, metadata_meant
+from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
     open_tensorstore_source,
     prepare_sink,
 )
-from .zarr_groups import Group, image_at, label_place
+from .zarr_groups import Group, image_at, label_place, zarr2_meant
 
 SCRATCH_TILES = "tiles"
 """The folder in a scratch that has the tiles of a GeoTIFF."""
@@ -81,9 +81,7 @@ def open_omezarr_source(
             only = "level 0 only" if level else "no series but 0"
             raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
     if spec["driver"] == "zarr":
-        spec |= metadata_meant(
-            group.json(f"{image.path.strip('/')}/.zarray" if image else ".zarray")
-        )
+        spec |= zarr2_meant(group, f"{image.path.strip('/')}/" if image else "")
     return open_tensorstore_source(
         spec, cache_bytes=cache_bytes, name=name, title=path, raw=raw, axes=axes,
         level=image,

@@ -174,6 +174,32 @@ def image_at(place: str, flag: str) -> tuple[str, Group]:
     return place, group
 
 
+def zarr2_meant(group: Group, folder: str) -> dict[str, Any]:
+    """What a spec says of a Zarr 2 array where TensorStore refuses how its metadata says it, or
+    takes it for something else: the checksum of Zstandard, the fill value of integers as a text,
+    and chunks in folders of which old writers say nothing.
+
+    Args:
+        group: The group that it lies in.
+        folder: Its folder there, with a slash at the end; empty for the group's own.
+
+    Returns:
+        Members of a spec; none where the metadata are read as they stand.
+    """
+    said = array = group.json(f"{folder}.zarray")
+    if isinstance(codec := said.get("compressor"), dict) and codec.get("id") == "zstd":
+        plain = {key: each for key, each in codec.items() if key != "checksum"}
+        said = {**said, "compressor": plain}
+    fill, is_whole = said.get("fill_value"), str(said.get("dtype"))[1:2] in "iu"
+    if isinstance(fill, str) and (is_whole or not fill):
+        with suppress(ValueError):
+            said = {**said, "fill_value": int(fill) if fill else None}
+    first = "/".join("0" * len(_shape(said)))
+    if "/" in first and "dimension_separator" not in said and group.read(f"{folder}{first}"):
+        said = {**said, "dimension_separator": "/"}
+    return {} if said == array else {"metadata": said, "assume_metadata": True}
+
+
 def joined(place: str, name: str) -> str:
     """The path or URL of what lies below another. Names come before the query of a URL."""
     head, mark, query = place.partition("?") if "://" in place else (place, "", "")
