@@ -90,6 +90,13 @@ def test_axes_that_hdf5_says() -> None:
     assert open_source("a.h5::labelled", axes="zyx").axes == "zyx"
 
 
+def test_bigdataviewer_keeps_numbers_without_a_sign_as_such_with_one() -> None:
+    with h5py.File("a.h5", "w") as file:
+        file["t00000/s00/0/cells"] = ZYX.view("int16")
+    assert (read("a.h5")[1][0, 0] == ZYX).all()
+    assert (read("a.h5", raw=True)[1][0, 0] == ZYX.view("int16")).all()
+
+
 @pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_CLASSIC", "NETCDF3_64BIT"])
 def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
     xarray = pytest.importorskip("xarray")

@@ -9,6 +9,7 @@ A dataset may say what its axes are: by dimension scales (NetCDF), by labels of 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ from .protocols import SeveralArrays, in_words, listed
 from .sliced import Asked, OpenedArray, Readable
 
 _NWB_AXES = {3: "txy", 4: "txyz"}
+_OF_BIGDATAVIEWER = re.compile(r"/t\d+/s\d+/\d+/cells")
+"""Names of its arrays, which keep numbers without a sign as such with one."""
 _CHUNK = 2**20
 """About the voxels of a region that is read at once of an array that is stored in one piece."""
 
@@ -132,6 +135,8 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         sizes = {axis: (physical_size(size) or 1.0, "micrometer", 0.0) for axis, size in each}
     attributes = _plain_attributes(dataset.attrs)
     dtype = dataset.dtype.newbyteorder("=")
+    if _OF_BIGDATAVIEWER.fullmatch(dataset.name) and dtype == np.int16:
+        attributes |= {"_Unsigned": "true"}
     is_plain = asked.raw or dtype.kind == "b"
     return OpenedArray(
         # Opened again: h5py keeps the properties that were asked for, and HDF5 crashes at the end

@@ -76,7 +76,9 @@ def open_omezarr_source(
         spec["path"] = image.path
     else:
         spec["driver"] = _array_driver(group)
-        if level or series:
+        has_levels = spec["driver"] == "neuroglancer_precomputed"
+        spec |= {"scale_index": level} if has_levels else {}
+        if series or (level and not has_levels):
             asked = f"level {level}" if level else f"--series {series}"
             only = "level 0 only" if level else "no series but 0"
             raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
