@@ -90,6 +90,17 @@ def test_axes_that_hdf5_says() -> None:
     assert open_source("a.h5::labelled", axes="zyx").axes == "zyx"
 
 
+@pytest.mark.parametrize("ending", ["jpg", "tif"])
+def test_a_turn_that_is_not_applied_is_said(ending: str) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    for turn in (1, 6):
+        exif = pillow.Exif()
+        exif[274] = turn
+        pillow.fromarray(np.zeros((4, 5), "uint8")).save(f"{turn}.{ending}", exif=exif)
+        said = "tag Orientation" in " ".join(open_source(f"{turn}.{ending}").notes)
+        assert said == (turn == 6)
+
+
 def test_bigdataviewer_keeps_numbers_without_a_sign_as_such_with_one() -> None:
     with h5py.File("a.h5", "w") as file:
         file["t00000/s00/0/cells"] = ZYX.view("int16")
