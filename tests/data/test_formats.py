@@ -297,6 +297,15 @@ def test_a_virtual_array_is_read_and_the_process_ends_well() -> None:
     assert (read("c.zarr")[1][0, 0].ravel() == np.arange(64)).all()
 
 
+def test_nifti_that_contradicts_itself_is_told() -> None:
+    image = nibabel.Nifti1Image(ZYX.T, np.diag([0.25, 0.5, 2, 1]))
+    for size in (0.25, 3):
+        image.header["pixdim"][1] = size
+        nibabel.save(image, "a.nii")
+        said = "affine and pixdim say different sizes" in " ".join(open_source("a.nii").notes)
+        assert said == (size == 3)
+
+
 def test_nifti_without_a_unit_is_in_millimeters() -> None:
     """That is what other tools take."""
     nibabel.save(nibabel.Nifti1Image(ZYX.astype("int16"), np.diag([1, 1, 2, 1])), "a.nii")
