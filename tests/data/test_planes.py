@@ -168,7 +168,7 @@ def test_bands_of_files_become_those_of_a_geotiff() -> None:
     for number in (2, 3, 8):
         band(number, 7e5)
     source, made = read("LC08_B*.TIF")
-    assert source.axes == "cyx" and made[0, :, 0, 0, 0].tolist() == [2, 3, 8]
+    assert source.bands and source.axes == "cyx" and made[0, :, 0, 0, 0].tolist() == [2, 3, 8]
     assert [each["label"] for each in source.omero] == ["LC08_B2", "LC08_B3", "LC08_B8"]
     place = written("out.tif").georeference
     assert place.transform == (30, 0, 7e5, 0, -30, 9e5) and "UTM zone 33N" in place.crs

@@ -47,10 +47,9 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     turned = not straight or (np.diag(affine)[:3] < 0).any()
     said = header.get_zooms()[:3]
     by_affine = np.linalg.norm(affine[:3, : len(said)], axis=0)
+    differ = not np.allclose(by_affine, said, rtol=1e-3)
     notes = {
-        "the header's affine and pixdim say different sizes of a voxel; those of pixdim are taken": not np.allclose(
-            by_affine, said, rtol=1e-3
-        ),
+        "the header's affine and pixdim say different sizes; those of pixdim are taken": differ,
         "the header names no unit; sizes are taken as millimeters, as elsewhere": (
             lengths == "unknown"
         ),

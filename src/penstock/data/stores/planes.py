@@ -245,7 +245,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     first = replace(first, labels=[*axes.upper(), *(first.labels or ())])
     first = replace(first, notes=[*first.notes, *said_of({note: note})])
     if axes == "c":
-        first = replace(first, omero=[shown_channel(file.stem) for file in files])
+        names = [shown_channel(file.stem) for file in files]
+        first = replace(first, omero=names, bands=first.georeferenced)
     return _stacked(first, files, sides, plane, kept, cache_bytes)
 
 
