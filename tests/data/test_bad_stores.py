@@ -208,9 +208,16 @@ class TestBadInput:
 
     def test_a_zip_file_of_several_things_or_of_none(self, tmp_path) -> None:
         place = shutil.make_archive(build_zarr2(tmp_path), "zip", tmp_path, "a.zarr")
-        with pytest.raises(UsageError, match=r"is a zip file of a\.zarr; name .* FILE\.zip/NAME"):
-            open_source(place)
-        assert (open_source(f"{place}/a.zarr").read(DOMAIN) == DATA).all()
+        for path in (place, f"{place}/a.zarr"):
+            assert (open_source(path).read(DOMAIN) == DATA).all()
+        both = tmp_path / "both"
+        for name in ("b.zarr", "a.zarr"):
+            shutil.copytree(tmp_path / "a.zarr", both / name)
+        listed = (
+            r"is a zip file of folders \(a\.zarr, b\.zarr\); name one, such as .*all\.zip/a\.zarr$"
+        )
+        with pytest.raises(UsageError, match=listed):
+            open_source(shutil.make_archive(f"{tmp_path}/all", "zip", both))
         with pytest.raises(UsageError, match=r"cannot write \.zip; give OME-Zarr"):
             open_sink(place, domain=DOMAIN, dtype=DATA.dtype)
         inside = f"{place}/a.zarr/labels/b"

@@ -146,6 +146,8 @@ def test_what_is_no_slice_is_refused() -> None:
         Path("chest/IM2").write_bytes(whole[:length])
         refused("chest", "IM2: ")
     refused("chest", "is truncated: 3045 bytes of 3046 are there")
+    write_slice("all.dcm", 0, NumberOfFrames=2**31 - 1)
+    refused("all.dcm", "is truncated: it cannot hold 2147483647 frames in")
     Path("foreign.dcm").write_bytes(b"no" * 99)
     refused("foreign.dcm", "foreign.dcm: not a readable DICOM file")
     refused("none.dcm", "no such file")
@@ -274,7 +276,7 @@ def test_a_file_without_a_place_is_a_picture_or_a_film() -> None:
 
 def test_frames_of_a_dose_lie_by_its_offsets() -> None:
     write_slice(
-        "dose.dcm", 0, NumberOfFrames=3, GridFrameOffsetVector=[0, 4, 2],
+        "dose.dcm", 0, NumberOfFrames=3, GridFrameOffsetVector=[100, 104, 102],
         PixelData=SLICES[:3].tobytes(),
     )  # fmt: skip
     source, made = read("dose.dcm", raw=True)

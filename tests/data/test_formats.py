@@ -90,6 +90,24 @@ def test_axes_that_hdf5_says() -> None:
     assert open_source("a.h5::labelled", axes="zyx").axes == "zyx"
 
 
+@pytest.mark.parametrize("ending", ["jpg", "tif"])
+def test_a_turn_that_is_not_applied_is_said(ending: str) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    for turn in (1, 6):
+        exif = pillow.Exif()
+        exif[274] = turn
+        pillow.fromarray(np.zeros((4, 5), "uint8")).save(f"{turn}.{ending}", exif=exif)
+        said = "tag Orientation" in " ".join(open_source(f"{turn}.{ending}").notes)
+        assert said == (turn == 6)
+
+
+def test_bigdataviewer_keeps_numbers_without_a_sign_as_such_with_one() -> None:
+    with h5py.File("a.h5", "w") as file:
+        file["t00000/s00/0/cells"] = ZYX.view("int16")
+    assert (read("a.h5")[1][0, 0] == ZYX).all()
+    assert (read("a.h5", raw=True)[1][0, 0] == ZYX.view("int16")).all()
+
+
 @pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_CLASSIC", "NETCDF3_64BIT"])
 def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
     xarray = pytest.importorskip("xarray")
@@ -107,7 +125,7 @@ def test_netcdf_is_read_as_xarray_reads_it(form: Any) -> None:
     assert read("a.nc", raw=True)[0].dtype == np.int16
 
 
-@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_64BIT"])
+@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_64BIT", 2, 3])
 def test_coordinates_that_lie_evenly_say_the_size_of_a_voxel(form: Any) -> None:
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
@@ -118,8 +136,13 @@ def test_coordinates_that_lie_evenly_say_the_size_of_a_voxel(form: Any) -> None:
         "x": ("x", np.arange(6) * 0.1 + 7, {"units": "km"}),
     }
     values = np.zeros((3, 4, 5, 6), "f4")
-    xarray.Dataset({"salt": (tuple(axes), values)}, axes).to_netcdf("a.nc", format=form)
-    source = open_source("a.nc")
+    dataset = xarray.Dataset({"salt": (tuple(axes), values)}, axes)
+    if isinstance(form, int):
+        dataset.to_zarr("a.zarr", zarr_format=form, consolidated=False)
+        source = open_source("a.zarr::salt")
+    else:
+        dataset.to_netcdf("a.nc", format=form)
+        source = open_source("a.nc")
     np.testing.assert_allclose(source.scale, (1, 1, 1, 250, 0.1))
     assert source.units == (None, None, None, "meter", "kilometer")
     np.testing.assert_allclose(source.translation, (0, 0, 0, 0, 7))
@@ -272,6 +295,15 @@ def test_a_virtual_array_is_read_and_the_process_ends_well() -> None:
         file.create_virtual_dataset("b", layout)
     subprocess.run([sys.executable, "-m", "penstock", "convert", "b.h5", "c.zarr"], check=True)
     assert (read("c.zarr")[1][0, 0].ravel() == np.arange(64)).all()
+
+
+def test_nifti_that_contradicts_itself_is_told() -> None:
+    image = nibabel.Nifti1Image(ZYX.T, np.diag([0.25, 0.5, 2, 1]))
+    for size in (0.25, 3):
+        image.header["pixdim"][1] = size
+        nibabel.save(image, "a.nii")
+        said = "affine and pixdim say different sizes" in " ".join(open_source("a.nii").notes)
+        assert said == (size == 3)
 
 
 def test_nifti_without_a_unit_is_in_millimeters() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.data import Box, open_source
+from penstock.base.errors import UsageError
+from penstock.data import Box, open_sink, open_source, overlap
 
 from ..later import imported_later
 from .test_formats import ZYX, read, refused
@@ -73,7 +74,7 @@ STACKS = {
         f"img_channel{c:03}_position000_time{t:09}_z{z:03}.tif"
         for c in range(2) for t in range(2) for z in range(2)
     ],
-    "zyx": ["b_1.tif", "a_2.tif", "a_3.tif"],
+    "zyx": ["b_1.tif", "b_2.tif", "a_3.tif"],
 }  # fmt: skip
 
 
@@ -149,10 +150,9 @@ def test_files_that_are_not_stacked(name: str, words: str) -> None:
     refused(f"*{Path(name).suffix}", f"{words}", "stacked; name one of them")
 
 
-def test_bands_of_files_become_those_of_a_geotiff(capsys) -> None:
-    """As Landsat has them; georeferences are read of all."""
+def test_bands_of_files_become_those_of_a_geotiff() -> None:
+    """As Landsat has them. Georeferences are read of all, and the output may lie beside them."""
     rasterio = pytest.importorskip("rasterio")
-    from penstock.cli import main
 
     def band(number: int, east: float) -> None:
         with rasterio.open(
@@ -161,17 +161,19 @@ def test_bands_of_files_become_those_of_a_geotiff(capsys) -> None:
         ) as file:  # fmt: skip
             file.write(np.full((1, 20, 30), number, "uint16"))
 
+    def written(path: str) -> Any:
+        settings = {"domain": source.domain, "dtype": source.dtype, "like": source, "files": True}
+        return open_sink(path, **settings)
+
     for number in (2, 3, 8):
         band(number, 7e5)
-    assert main(["convert", "LC08_B*.TIF", "out.tif"]) == 0
-    with rasterio.open("out.tif") as made, rasterio.open("LC08_B2.TIF") as first:
-        assert (made.crs, made.transform) == (first.crs, first.transform)
-        assert made.descriptions == ("LC08_B2", "LC08_B3", "LC08_B8")
-        assert made.read()[:, 0, 0].tolist() == [2, 3, 8]
-    for out, words in {
-        "LC08_B9.TIF": "is the input, or one lies in the other",  # a band of the next run
-        "other.tif": "LC08_B3.TIF lies elsewhere than LC08_B2.TIF",
-    }.items():
-        assert main(["convert", "LC08_B*.TIF", out]) == 2
-        assert words in capsys.readouterr().err
-        band(3, 8e5)
+    source, made = read("LC08_B*.TIF")
+    assert source.bands and source.axes == "cyx" and made[0, :, 0, 0, 0].tolist() == [2, 3, 8]
+    assert [each["label"] for each in source.omero] == ["LC08_B2", "LC08_B3", "LC08_B8"]
+    place = written("out.tif").georeference
+    assert place.transform == (30, 0, 7e5, 0, -30, 9e5) and "UTM zone 33N" in place.crs
+    assert not overlap(source, written("out.tif"))
+    assert overlap(source, written("LC08_B9.TIF")), "it would be a band of the next run"
+    band(3, 8e5)
+    with pytest.raises(UsageError, match=r"LC08_B3\.TIF lies elsewhere than LC08_B2\.TIF"):
+        written("out.tif")

@@ -1,5 +1,6 @@
 """Stores in a bucket and behind a web server."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,17 @@ class TestS3:
         assert source.cache_bytes == 4_000_000_000
         np.testing.assert_array_equal(source.read(DOMAIN), DATA)
         assert overlap(source, sink)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("key", ["a.ome.zip", "some/a.ozx"])
+    def test_a_zip_file_in_a_bucket(self, key, s3_endpoint, monkeypatch, tmp_path) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+        made = shutil.make_archive(f"{tmp_path}/a", "zip", build_ome_zarr_05(tmp_path))
+        root = open_kvstore(kvstore_of("s3://test-bucket"), "")
+        root.write(key, Path(made).read_bytes()).result()
+        source = open_source(f"s3://test-bucket/{key}")
+        np.testing.assert_array_equal(source.read(DOMAIN), DATA)
+        assert source.with_cache(2**20).read(DOMAIN).sum() == DATA.sum(dtype="u8")
 
     @pytest.mark.slow
     def test_plain_urls(self, s3_endpoint: str, monkeypatch) -> None:

@@ -150,6 +150,7 @@ class TestSinkLayout:
             open_out(tmp_path / path).create()
             written = json.loads((tmp_path / path / "attributes.json").read_text())
             assert written["n5"] == "2.0.0" and written["dimensions"] == [17, 13, 10, 3, 2]
+            assert written["pixelResolution"]["dimensions"] == [1.0] * 5  # of N5-viewer
 
     def test_a_whole_chunk_is_written_without_reading_back(self, tmp_path) -> None:
         for name, options in [("a", {}), ("b", {"shards": (8, 10, 12)})]:

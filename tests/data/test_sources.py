@@ -209,6 +209,33 @@ class TestAxesAndDtypes:
         level = int(marker == ".zattrs")
         assert open_source(whole, level=level).scale == open_source(whole / "0", level=level).scale
 
+    def test_chunks_in_folders_of_which_the_metadata_says_nothing(self, tmp_path) -> None:
+        """As zarr-python before 2.8 and bioformats2raw before 0.3 wrote them."""
+        write("zarr", tmp_path / "a.zarr", DATA, {**ZARR2, "dimension_separator": "/"})
+        metadata = tmp_path / "a.zarr" / ".zarray"
+        said = json.loads(metadata.read_text())
+        del said["dimension_separator"]
+        metadata.write_text(json.dumps(said))
+        assert (open_source(tmp_path / "a.zarr").read(DOMAIN) == DATA).all()
+
+    def test_levels_of_precomputed(self, tmp_path) -> None:
+        for level in range(2):
+            part = DATA[0, 0, :, :: 2**level, :: 2**level].T[..., None]
+            scale = {"size": part.shape[:3], "chunk_size": [4, 4, 4], "encoding": "raw"}
+            spec = {
+                "driver": "neuroglancer_precomputed", "kvstore": f"file://{tmp_path}/a",
+                "multiscale_metadata": {"data_type": "uint16", "num_channels": 1, "type": "image"},
+                "scale_metadata": {**scale, "resolution": [4 * 2**level, 4 * 2**level, 40]},
+            }  # fmt: skip
+            ts.open(spec, create=True, open=True).result().write(part).result()
+        source = open_source(tmp_path / "a", level=1)
+        assert (source.read(source.domain)[0, 0] == DATA[0, 0, :, ::2, ::2]).all()
+        assert source.scale == (1, 1, 40, 8, 8)
+        with pytest.raises(UsageError, match="Scale 2 does not exist"):
+            open_source(tmp_path / "a", level=2)
+        with pytest.raises(UsageError, match="--series 1 does not exist"):
+            open_source(tmp_path / "a", series=1)
+
     def test_images_in_folders_are_listed_as_such(self, tmp_path) -> None:
         """As SpatialData has them, and not level by level."""
         whole = tmp_path / "whole.zarr"

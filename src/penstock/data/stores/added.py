@@ -34,7 +34,7 @@ RASTER = Format("raster", "raster", "level")
 _NIFTI = Format("NIfTI file", "nifti")
 FORMATS = {
     **dict.fromkeys((".tif", ".tiff", ".btf", ".lsm", ".stk", ".svs"), TIFF),
-    ".dcm": SLICES, ".nii": _NIFTI, ".gz": _NIFTI,
+    **dict.fromkeys((".dcm", ".dicom", ".ima"), SLICES), ".nii": _NIFTI, ".gz": _NIFTI,
     **dict.fromkeys((".mgh", ".mgz"), Format("MGH file", "nifti")),
     **dict.fromkeys((".img", ".hdr"), Format("NIfTI or Analyze file", "nifti")),
     ".npy": Format(".npy array", "in_memory"),

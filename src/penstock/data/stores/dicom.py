@@ -19,10 +19,9 @@ from .frames import said_of, sizes_of
 from .protocols import chosen_of
 from .sliced import Asked, FrameStack, OpenedArray
 
-_PLACED = ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing")
 _NEEDED = (
     *("Rows", "Columns", "BitsAllocated", "PixelRepresentation", "PhotometricInterpretation"),
-    *_PLACED,
+    *("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing"),
 )
 _GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 """The members of a file of several frames that say what others say of a slice."""
@@ -72,7 +71,8 @@ def _frames(file: Path, where: str, *, alone: bool) -> list[Any]:
         raise UsageError(f"{where}: is a mosaic of slices, of Siemens, which is not read")
     if "DoseGridScaling" in says:  # the slope of a dose
         says.RescaleSlope = says.DoseGridScaling
-    count = int(says.get("NumberOfFrames") or 1)
+    if (count := int(says.get("NumberOfFrames") or 1)) > max(1, left):
+        raise UsageError(f"{where}: is truncated: it cannot hold {count} frames in {left} bytes")
     frames = [_frame(says, number, count) for number in range(count)]
     for frame in frames:
         if alone and frame.get("ImageOrientationPatient") is None:
@@ -99,12 +99,10 @@ def _frame(says: Any, number: int, count: int) -> Any:
         for member in says[name][place] if says.get(name) else ():
             if member.VR == "SQ" and member.value:
                 frame.update(member.value[0])
-    if offsets := says.get("GridFrameOffsetVector"):  # of a dose
-        along = np.cross(*_axes(says)) * float(offsets[number])
+    if count > 1 and (offsets := says.get("GridFrameOffsetVector")):  # of a dose
+        along = np.cross(*_axes(says)) * (float(offsets[number]) - float(offsets[0]))
         place = np.add(says.ImagePositionPatient, along).tolist()
-        frame.add_new(
-            "ImagePositionPatient", "DS", place
-        )  # the elements that it has are the header's
+        frame.add_new("ImagePositionPatient", "DS", place)  # its others are the header's
     frame.filename, frame.number = says.filename, number if count > 1 else None
     return frame
 

@@ -223,6 +223,51 @@ def sizes_of(said: Iterable[tuple[str, Any, str | None, float]]) -> dict[str, An
     return {axis: (size, unit, place) for axis, size, unit, place in read if size is not None}
 
 
+def spaced_sizes(coordinates: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The sizes of the axes whose coordinates lie evenly, in a unit of length, as plain numbers.
+
+    Args:
+        coordinates: The name of an axis, its coordinates, and their attributes.
+
+    Returns:
+        A mapping as `Sizes` is.
+    """
+    said = []
+    for name, places, attributes in coordinates:
+        unit = unit_name(str(attributes.get("units", "")))
+        packed = attributes.keys() & {"scale_factor", "add_offset"}
+        if unit in METERS and not packed and len(places.shape) == 1 and places.shape[0] > 1:
+            each = np.asarray(places[:])
+            steps = np.diff(each.astype(float))
+            rounded = np.abs(each).max() * np.finfo(each.dtype).eps if each.dtype.kind == "f" else 0
+            if np.allclose(steps, steps.mean(), rtol=1e-3, atol=2 * rounded):
+                said.append((axis_letter(name), steps.mean(), unit, float(each[0])))
+    return sizes_of(said)
+
+
+def sized_axes(
+    sizes: Sizes, axes: str, labels: Sequence[str]
+) -> tuple[list[tuple[float, str | None, float]], list[str]]:
+    """Size, unit and place of each of t c z y x, and sentences on axes that run backwards.
+
+    Args:
+        sizes: What is known of them.
+        axes: The letters of the stored axes. An axis of space that the user calls another one keeps
+            its size.
+        labels: What the file calls these.
+    """
+    called = dict(zip(axes, map(axis_letter, labels), strict=False))
+    sized, notes = [], []
+    for axis in AXES:
+        stored = called.get(axis, axis)
+        said = stored if {stored, axis} <= set("zyx") else axis
+        size, unit, place = sizes.get(said, (1.0, None, 0.0))
+        if size < 0:
+            notes.append(f"the input runs backwards along {axis}, and only its size goes further")
+        sized.append((abs(size), unit, place if size > 0 else 0.0))
+    return sized, notes
+
+
 def said_of(sentences: Mapping[str, Any]) -> list[str]:
     """The sentences that are true: those whose value is."""
     return [sentence for sentence, is_so in sentences.items() if is_so]

@@ -9,8 +9,9 @@ A dataset may say what its axes are: by dimension scales (NetCDF), by labels of 
 from __future__ import annotations
 
 import json
+import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,12 +21,14 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .cf_packing import packing_of
-from .frames import METERS, Sizes, axis_letter, physical_size, shown_channel, sizes_of, unit_name
+from .frames import physical_size, shown_channel, spaced_sizes, unit_name
 from .ome_levels import array_below
 from .protocols import SeveralArrays, in_words, listed
 from .sliced import Asked, OpenedArray, Readable
 
 _NWB_AXES = {3: "txy", 4: "txyz"}
+_OF_BIGDATAVIEWER = re.compile(r"/t\d+/s\d+/\d+/cells")
+"""Names of its arrays, which keep numbers without a sign as such with one."""
 _CHUNK = 2**20
 """About the voxels of a region that is read at once of an array that is stored in one piece."""
 
@@ -63,13 +66,13 @@ def _classic(asked: Asked) -> OpenedArray:
         with warnings.catch_warnings():  # the file stays mapped as long as its array is there
             warnings.simplefilter("ignore", RuntimeWarning)
             handle.close()
-    attributes = {key: _plainly(value) for key, value in vars(chosen)["_attributes"].items()}
+    attributes = _plain_attributes(vars(chosen)["_attributes"])
     dtype = chosen.data.dtype.newbyteorder("=")
     return OpenedArray(
         array=chosen.data,
         labels=list(chosen.dimensions),
-        sizes=_spaced(
-            (name, each.data, getattr(each, "units", ""))
+        sizes=spaced_sizes(
+            (name, each.data, _plain_attributes(vars(each)["_attributes"]))
             for name, each in coordinates.items()
             if each is not None
         ),
@@ -121,7 +124,7 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     _check_within(dataset, asked.where)
     labels = _labels(dataset)
     scales = [(dim[0].name.rpartition("/")[2], dim[0]) for dim in dataset.dims if len(dim)]
-    sizes = _spaced((name, scale, scale.attrs.get("units", "")) for name, scale in scales)
+    sizes = spaced_sizes((name, each, _plain_attributes(each.attrs)) for name, each in scales)
     micrometers = dataset.attrs.get("element_size_um")  # z, y, x, whatever the axes are
     if (
         micrometers is not None
@@ -130,8 +133,10 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     ):
         each = zip("zyx", micrometers, strict=True)
         sizes = {axis: (physical_size(size) or 1.0, "micrometer", 0.0) for axis, size in each}
-    attributes = {key: _plainly(dataset.attrs[key]) for key in dataset.attrs}
+    attributes = _plain_attributes(dataset.attrs)
     dtype = dataset.dtype.newbyteorder("=")
+    if _OF_BIGDATAVIEWER.fullmatch(dataset.name) and dtype == np.int16:
+        attributes |= {"_Unsigned": "true"}
     is_plain = asked.raw or dtype.kind == "b"
     return OpenedArray(
         # Opened again: h5py keeps the properties that were asked for, and HDF5 crashes at the end
@@ -147,22 +152,9 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     )
 
 
-def _spaced(coordinates: Iterable[tuple[str, Any, Any]]) -> Sizes:
-    """The sizes of the axes whose coordinates lie evenly, in a unit of length.
-
-    Args:
-        coordinates: The name of an axis, its coordinates, and their unit.
-    """
-    said = []
-    for name, places, unit in coordinates:
-        length = unit_name(str(_plainly(unit)))
-        if length in METERS and len(places) > 1:
-            each = np.asarray(places[:])
-            steps = np.diff(each.astype(float))
-            rounded = np.abs(each).max() * np.finfo(each.dtype).eps if each.dtype.kind == "f" else 0
-            if np.allclose(steps, steps.mean(), rtol=1e-3, atol=2 * rounded):
-                said.append((axis_letter(name), steps.mean(), length, float(each[0])))
-    return sizes_of(said)
+def _plain_attributes(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes as JSON would hold them."""
+    return {key: _plainly(value) for key, value in said.items()}
 
 
 def _plainly(value: Any) -> Any:

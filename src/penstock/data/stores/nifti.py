@@ -45,7 +45,11 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     # Without a direction of its own, a voxel's place is size times index and an origin.
     straight = np.allclose(affine[:3, :3], np.diag(np.diag(affine)[:3]))
     turned = not straight or (np.diag(affine)[:3] < 0).any()
+    said = header.get_zooms()[:3]
+    by_affine = np.linalg.norm(affine[:3, : len(said)], axis=0)
+    differ = not np.allclose(by_affine, said, rtol=1e-3)
     notes = {
+        "the header's affine and pixdim say different sizes; those of pixdim are taken": differ,
         "the header names no unit; sizes are taken as millimeters, as elsewhere": (
             lengths == "unknown"
         ),

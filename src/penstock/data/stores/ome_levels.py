@@ -127,9 +127,9 @@ def image_of_n5(says: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) ->
     for number, level in enumerate(levels):
         halved = zip(first["dimensions"], level["dimensions"], strict=True)
         factors = level.get("downsamplingFactors") or [round(all_ / few) for all_, few in halved]
-        scale = [size * factor for size, factor in zip(sizes, factors, strict=False)]
+        scale = [size * float(factor) for size, factor in zip(sizes, factors, strict=False)]
         # A voxel lies at the middle of those that it was made of.
-        place = [size * (factor - 1) / 2 for size, factor in zip(sizes, factors, strict=False)]
+        place = [size * (factor - 1.0) / 2 for size, factor in zip(sizes, factors, strict=False)]
         if by_axis := level.get("transform"):  # of COSEM, in the order of its own axes
             turned = [by_axis["axes"].index(axis) for axis in axes]
             scale, place = ([by_axis[key][i] for i in turned] for key in ("scale", "translate"))

@@ -31,14 +31,14 @@ from .kvstore import (
     ts,
 )
 from .ome_levels import transformations
-from .protocols import AXES, DTYPES, Source, is_n5, listed
-from .tensorstore import TensorStoreSink, TensorStoreSource, metadata_meant
+from .protocols import AXES, DTYPES, Source, is_n5
+from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
     open_tensorstore_source,
     prepare_sink,
 )
-from .zarr_groups import Group, image_at, label_place
+from .zarr_groups import Group, image_at, label_place, zarr2_meant
 
 SCRATCH_TILES = "tiles"
 """The folder in a scratch that has the tiles of a GeoTIFF."""
@@ -76,14 +76,14 @@ def open_omezarr_source(
         spec["path"] = image.path
     else:
         spec["driver"] = _array_driver(group)
-        if level or series:
+        has_levels = spec["driver"] == "neuroglancer_precomputed"
+        spec |= {"scale_index": level} if has_levels else {}
+        if series or (level and not has_levels):
             asked = f"level {level}" if level else f"--series {series}"
             only = "level 0 only" if level else "no series but 0"
             raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
     if spec["driver"] == "zarr":
-        spec |= metadata_meant(
-            group.json(f"{image.path.strip('/')}/.zarray" if image else ".zarray")
-        )
+        spec |= zarr2_meant(group, f"{image.path.strip('/')}/" if image else "")
     return open_tensorstore_source(
         spec, cache_bytes=cache_bytes, name=name, title=path, raw=raw, axes=axes,
         level=image,
@@ -388,12 +388,8 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
-    if group.root.spec().to_json()["driver"] == "zip":
-        names = {key.decode().partition("/")[0] for key in group.root.list().result()}
-        raise UsageError(
-            f"{group.where}: is a zip file of {listed([(name, '') for name in sorted(names)])}; "
-            "name what lies in it as FILE.zip/NAME"
-        )
+    planes = "; planes are read from this machine, so copy them here" * ("://" in group.where)
     raise UsageError(
-        f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array{and_added()}"
+        f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
+        f"{and_added()}{planes}"
     )

@@ -36,11 +36,13 @@ _OPEN = 256
 """Planes that are kept open. Each is a file, of which a process may have about a thousand."""
 _NUMBER = re.compile(r"([A-Za-z]*)[\W_]*(\d+)")
 """A number in a file's name, and the word before it."""
-_COUNTED = {"b": "c", "ch": "c", "chan": "c", "w": "c", "tp": "t"}
+_COUNTED = {"B": "c", "ch": "c", "chan": "c", "w": "c", "tp": "t"}
 """Words in names of files that count along an axis, besides those that name it."""
 _SHOWN = 6  # names in a message
 _PICTURES = ((".tif", ".tiff"), (".png", ".bmp"), (".jpg", ".jpeg"))
 """The endings of files that a folder means; others in it count only where it has none of these."""
+_WHOLE = (".png", ".bmp", ".jpg", ".jpeg", ".webp")
+"""The endings of pictures that are decoded from the top, whichever part is read."""
 _STACKED = ("ometiff", "raster", "in_memory", "nifti")
 """The rooms of formats that may be planes of a volume."""
 _MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of a store
@@ -132,8 +134,8 @@ def stacked(
 
 def _axis_of(word: str) -> str:
     """The axis that a word before a number in a file's name counts."""
-    letter = axis_letter(word)
-    return _COUNTED.get(word.lower(), letter if letter in ("t", "c") else "z")
+    letter = _COUNTED.get(word) or _COUNTED.get(word.lower()) or axis_letter(word)
+    return letter if letter in ("t", "c") else "z"
 
 
 def _check_gaps(numbers: Sequence[int], files: Sequence[Path], where: str) -> None:
@@ -145,6 +147,27 @@ def _check_gaps(numbers: Sequence[int], files: Sequence[Path], where: str) -> No
             f"{where}: {plural(len(lacking), 'plane')} missing between {files[0].name} and "
             f"{files[-1].name}: {shown}"
         )
+
+
+class _WholePlane(Readable):
+    """A plane that is one segment."""
+
+    rank = 0
+
+    def __init__(self, bands: Any) -> None:
+        self.shape, self.dtype, self.most_open = bands.shape, bands.dtype, bands.most_open
+        self.segment_bytes = math.prod(self.shape) * self.dtype.itemsize
+        self._bands, self.decoded = bands, self.decode
+
+    def decode(self) -> NDArray[Any]:
+        """All of the plane."""
+        whole: NDArray[Any] = self._bands[tuple(slice(0, side) for side in self.shape)]
+        return whole
+
+    def read_frame(
+        self, place: tuple[int, ...], inside: tuple[slice, ...], out: NDArray[Any]
+    ) -> None:
+        out[...] = self.decoded()[inside]
 
 
 class _Planes(Readable):
@@ -198,6 +221,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         with as_usage_error(f"{place}: not a readable {form.title}"):
             of_file = replace(asked, path=str(file), where=place, files=())
             opened = import_module(f".{form.room}", __package__).open_array(of_file, 0)
+        if file.suffix.lower() in _WHOLE:
+            opened = replace(opened, array=_WholePlane(opened.array), chunks=opened.array.shape)
         said = (asked.axes or "")[-len(opened.array.shape) :]
         by_rank = AXES[-len(opened.array.shape) :].upper()
         return replace(opened, labels=said.upper() or opened.labels or by_rank)
@@ -220,7 +245,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     first = replace(first, labels=[*axes.upper(), *(first.labels or ())])
     first = replace(first, notes=[*first.notes, *said_of({note: note})])
     if axes == "c":
-        first = replace(first, omero=[shown_channel(file.stem) for file in files])
+        names = [shown_channel(file.stem) for file in files]
+        first = replace(first, omero=names, bands=first.georeferenced)
     return _stacked(first, files, sides, plane, kept, cache_bytes)
 
 

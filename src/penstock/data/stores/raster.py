@@ -51,6 +51,7 @@ MASK_STAYS = "the input has a mask, which is not read: what it masks counts as v
 POINTS_STAY = "the input's ground control points or RPCs are not carried to any output"
 TEXT_STAYS = "what the input's text for OME or ImageJ says is read of a file on this machine only"
 UNITS_STAY = "the units that the input gives its bands ({}) are not carried to any output"
+TURN_STAYS = "the input's tag Orientation, by which viewers turn it, is not applied"
 AS_STORED = "the input is {}, and its numbers are read as stored"
 ALPHA_IS_READ = "a band of the input is alpha, and is read as one more channel; --c leaves it out"
 _OPENING = threading.Lock()
@@ -156,6 +157,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         MASK_STAYS: any(per_dataset in flags for flags in dataset.mask_flag_enums),
         POINTS_STAY: dataset.gcps[0] or dataset.rpcs,
         ALPHA_IS_READ: "alpha" in meanings,
+        TURN_STAYS: dataset.tags().get("EXIF_Orientation", "1") != "1",
         AS_STORED.format("PALETTE"): "palette" in meanings,
         UNITS_STAY.format(units): units,
     }

@@ -23,8 +23,8 @@ from .frames import (
     Described,
     Framed,
     Sizes,
-    axis_letter,
     canonical,
+    sized_axes,
     source_axes,
     to_five,
     to_tczyx,
@@ -203,24 +203,6 @@ class OpenedArray(Described):
     """Opens it with a cache of so many bytes; None where it keeps as many as it does."""
 
 
-def _sized(opened: OpenedArray, axes: str) -> tuple[list[Any], list[str]]:
-    """What `OpenedArray.sizes` says of each of t c z y x, and sentences on axes that run backwards.
-
-    ``axes`` are the letters of the stored axes. An axis of space that the user calls another one
-    keeps its size.
-    """
-    called = dict(zip(axes, map(axis_letter, opened.labels or axes), strict=False))
-    sized, notes = [], []
-    for axis in AXES:
-        stored = called.get(axis, axis)
-        said = stored if {stored, axis} <= set("zyx") else axis
-        size, unit, place = opened.sizes.get(said, (1.0, None, 0.0))
-        if size < 0:
-            notes.append(f"the input runs backwards along {axis}, and only its size goes further")
-        sized.append((abs(size), unit, place if size > 0 else 0.0))
-    return sized, notes
-
-
 class SlicedSource(BoxReader, Framed):
     """Reads an array that a library slices."""
 
@@ -239,7 +221,7 @@ class SlicedSource(BoxReader, Framed):
         """
         array, packing, rank = opened.array, opened.packing, len(opened.array.shape)
         axes, taken = source_axes(asked.axes, opened.labels, rank, asked.where)
-        sized, turned = _sized(opened, axes)
+        sized, turned = sized_axes(opened.sizes, axes, opened.labels or axes)
         scale, units, translation = zip(*sized, strict=True)
         self.domain = Box((0,) * 5, to_tczyx(array.shape, axes, 1))
         whole = len(opened.omero) == self.domain.shape[1] and any(opened.omero)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -215,22 +215,6 @@ def opened_for_reading(spec: Mapping[str, Any], cache_bytes: int) -> Any:
     context = ts.Context({"cache_pool": {"total_bytes_limit": cache_bytes}, **BRIEF})
     said = {"assume_metadata": bool(spec.get("assume_metadata"))}  # which EXISTING would unsay
     return ts.open(spec, context=context, **EXISTING, **said).result()
-
-
-def metadata_meant(array: Mapping[str, Any]) -> dict[str, Any]:
-    """What a spec says of a Zarr 2 array, if TensorStore refuses how its metadata says it: the
-    checksum of Zstandard, or the fill value of integers as a text.
-
-    ``array`` is what ``.zarray`` holds. Nothing is said where that is read as it stands.
-    """
-    said = {**array}
-    if isinstance(codec := said.get("compressor"), dict) and codec.get("id") == "zstd":
-        said["compressor"] = {key: each for key, each in codec.items() if key != "checksum"}
-    fill, is_whole = said.get("fill_value"), str(said.get("dtype"))[1:2] in "iu"
-    if isinstance(fill, str) and (is_whole or not fill):
-        with suppress(ValueError):
-            said["fill_value"] = int(fill) if fill else None
-    return {} if said == array else {"metadata": said, "assume_metadata": True}
 
 
 def grid_origin(five: Any) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from ...base import UsageError, scrub
 from ..box import Box
 from .cf_packing import Packing, packing_of
-from .frames import name_axes, source_axes, to_five, to_tczyx, unit_name
+from .frames import name_axes, sized_axes, source_axes, spaced_sizes, to_five, to_tczyx, unit_name
 from .kvstore import (
     BRIEF,
     address,
@@ -114,8 +114,11 @@ def _frame(
         axes = _by_rank(array, stored, axes)
     frame = _dimension_units(array, axes)
     if level is None:
+        if labels and not frame:
+            frame, turned = _by_coordinates(array, stored["driver"], labels, axes)
+            notes += turned
         lost = "coordinates and grid mapping" if "grid_mapping" in attributes else "coordinates"
-        taken = [f"{note}; their {lost} go no further" for note in taken]
+        taken = [f"{note}; their {lost} go no further" * (not frame) or note for note in taken]
     else:
         frame = level.frame(axes, array.shape[axes.index("c")] if "c" in axes else 1)
     return axes, {
@@ -363,6 +366,24 @@ def _dimension_units(array: Any, axes: str) -> dict[str, Any]:
     scale = [float(unit.multiplier) if unit else 1.0 for unit in units]
     names = [unit_name(unit.base_unit) if unit else None for unit in units]
     return {"scale": to_tczyx(scale, axes, 1.0), "units": to_tczyx(names, axes, None)}
+
+
+def _by_coordinates(
+    array: Any, driver: str, labels: Sequence[str], axes: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The frame of an array of xarray by the coordinates that lie beside it, and notes on it."""
+    place = array.kvstore.spec().to_json() if driver in ("zarr", "zarr3") else {}
+    above, beside = place.get("path", "").rstrip("/").rpartition("/")[0], []
+    for name in labels if above else ():
+        with suppress(ValueError, UsageError):  # it has none
+            one = {**place, "path": f"{above}/{array_below(name, '')}/"}
+            spec = {"driver": driver, "kvstore": one}
+            places = ts.open(spec, context=ts.Context(BRIEF), **EXISTING).result()
+            beside.append((name, places, _attributes(places, places.spec().to_json())))
+    sized, notes = sized_axes(spaced_sizes(beside), axes, labels)
+    scale, units, translation = zip(*sized, strict=True)
+    frame = {"scale": scale, "units": units, "translation": translation}
+    return frame if any(units) else {}, notes
 
 
 def _write_grid(five: Any, axes: str, where: str) -> tuple[int, ...]:

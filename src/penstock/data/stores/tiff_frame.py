@@ -19,7 +19,7 @@ from .cf_packing import Packing, packing_of, same_in_all
 from .frames import Sizes, said_of, shown_channel, sizes_of, unit_name
 from .ome_levels import array_below
 from .protocols import check_dtype, chosen_of, in_words
-from .raster import ALPHA_IS_READ, AS_STORED, MASK_STAYS, POINTS_STAY, UNITS_STAY
+from .raster import ALPHA_IS_READ, AS_STORED, MASK_STAYS, POINTS_STAY, TURN_STAYS, UNITS_STAY
 
 _REDUCED_OR_MASK = 0b101
 """Bits of NewSubfileType: a page that is a smaller copy of another, or its mask."""
@@ -32,6 +32,7 @@ _READ_KINDS = ("ome", "imagej", *_INSTRUMENTS, *PLAIN)
 """Kinds of tifffile's series whose metadata is read here, or that have none."""
 _RESOLUTION_UNIT = 296
 _NODATA = 42113
+_ORIENTATION = 274
 _TIE_POINTS, _RPCS = 33922, 50844
 _METRE = 9001
 """The code of the metre among the linear units of EPSG."""
@@ -275,6 +276,7 @@ def lost(file: Any, series: Any) -> list[str]:
         POINTS_STAY: _RPCS in page.tags or (points is not None and points.count > 6),
         ALPHA_IS_READ: any(each.name in ("ASSOCALPHA", "UNASSALPHA") for each in extra),
         UNITS_STAY.format(said): said,
+        TURN_STAYS: page.tags.valueof(_ORIENTATION, 1) > 1,
         AS_STORED.format(shown): shown in ("MINISWHITE", "PALETTE"),
         "the input's resolution by inch or centimetre is not taken for the size of voxels":
             by_length,

@@ -88,7 +88,7 @@ class Group:
         says = {} if self.ome else self.json("attributes.json")
         if self.ome or not (says or is_n5(self.where)) or _shape(says):
             return self.ome
-        with well_formed(f"{self.where}: its metadata is malformed"):
+        with well_formed(f"{self.where}: its metadata is malformed", ArithmeticError):
             each = (self.json(f"s{number}/attributes.json") for number in count())
             levels = list(takewhile(_shape, each))
             return image_of_n5(says, levels) if levels else self.ome
@@ -140,7 +140,7 @@ class Group:
         if any(map(_shape, map(self.json, _MARKERS))):
             return None
         with well_formed(f"{self.where}: its metadata is malformed"):
-            said = _choices(self) or _arrays(self, folder)
+            said = _choices(self) or _arrays(self, folder) or _zipped(self)
         if said is None:
             return None
         kind, names = said
@@ -172,6 +172,32 @@ def image_at(place: str, flag: str) -> tuple[str, Group]:
             break
         place = only
     return place, group
+
+
+def zarr2_meant(group: Group, folder: str) -> dict[str, Any]:
+    """What a spec says of a Zarr 2 array where TensorStore refuses how its metadata says it, or
+    takes it for something else: the checksum of Zstandard, the fill value of integers as a text,
+    and chunks in folders of which old writers say nothing.
+
+    Args:
+        group: The group that it lies in.
+        folder: Its folder there, with a slash at the end; empty for the group's own.
+
+    Returns:
+        Members of a spec; none where the metadata are read as they stand.
+    """
+    said = array = group.json(f"{folder}.zarray")
+    if isinstance(codec := said.get("compressor"), dict) and codec.get("id") == "zstd":
+        plain = {key: each for key, each in codec.items() if key != "checksum"}
+        said = {**said, "compressor": plain}
+    fill, is_whole = said.get("fill_value"), str(said.get("dtype"))[1:2] in "iu"
+    if isinstance(fill, str) and (is_whole or not fill):
+        with suppress(ValueError):
+            said = {**said, "fill_value": int(fill) if fill else None}
+    first = "/".join("0" * len(_shape(said)))
+    if "/" in first and "dimension_separator" not in said and group.read(f"{folder}{first}"):
+        said = {**said, "dimension_separator": "/"}
+    return {} if said == array else {"metadata": said, "assume_metadata": True}
 
 
 def joined(place: str, name: str) -> str:
@@ -267,6 +293,15 @@ def _arrays(group: Group, folder: Path | None) -> tuple[str, list[tuple[str, str
         (path, in_words(shape))
         for path, shape in sorted(arrays.items()) if len(shape) > 1
     ]  # fmt: skip
+
+
+def _zipped(group: Group) -> tuple[str, list[tuple[str, str]]] | None:
+    """What lies in a zip file, or in a folder of one; None for anything else."""
+    if group.root is None or group.root.spec().to_json()["driver"] != "zip":
+        return None
+    keys = (key.decode() for key in group.root.list().result())
+    names = {name for name, mark, _ in (key.partition("/") for key in keys) if mark}
+    return ("a zip file of folders", [(name, "") for name in sorted(names)]) if names else None
 
 
 def _listed(group: Group) -> Iterator[tuple[str, tuple[int, ...]]]:
