@@ -151,22 +151,21 @@ def facts_of_heads(
             f"model {model} returns {plural(len(heads), 'head')}, {shown}, but --out-spec "
             f"names {num_outputs}"
         )
-    facts = []
-    for head in heads:
-        stem = head.name.rpartition(".")[0]  # top makes two heads of one
-        recipe = recipes.get(head.name, recipes.get(stem))
-        facts.append(
-            HeadFacts(
-                name=head.name,
-                channels=head.channels,
-                returned=str(head.dtype).removeprefix("torch."),
-                reduction=reduction if later else None,
-                activation=recipe.activation if recipe is not None and later else None,
-                factors=(*SAME[len(head.factors) :], *head.factors),
-                recipe=recipe,
-            )
+    # Of top, which makes two heads of one, both have its recipe.
+    stems = [head.name.rpartition(".")[0] for head in heads]
+    said = [recipes.get(head.name, recipes.get(s)) for head, s in zip(heads, stems, strict=True)]
+    return [
+        HeadFacts(
+            name=head.name,
+            channels=head.channels,
+            returned=str(head.dtype).removeprefix("torch."),
+            reduction=reduction if later else None,
+            activation=recipe.activation if recipe is not None and later else None,
+            factors=(*SAME[len(head.factors) :], *head.factors),
+            recipe=recipe,
         )
-    return facts
+        for head, recipe in zip(heads, said, strict=True)
+    ]
 
 
 def said_kinds(said: Sequence[str] | None, heads: Sequence[HeadFacts]) -> list[HeadKind | None]:

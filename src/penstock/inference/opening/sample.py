@@ -126,9 +126,7 @@ class SampleRegion:
                     "point or those of the input"
                 )
             self.mask = mask.with_cache(_CACHE_BYTES)
-            if (
-                mask.scale is None and mask.domain[2:] == source.domain[2:]
-            ):  # it lies over the input
+            if mask.scale is None and mask.domain[2:] == source.domain[2:]:
                 self.mask.scale, self.mask.units = source.scale, source.units
                 self.mask.translation = source.translation
             self.of_mask = Nearest(seen, self.mask, "--mask")
