@@ -406,9 +406,9 @@ def test_channels_are_found_by_name_or_listed() -> None:
 
 def test_time_points_may_be_channels() -> None:
     net: Any = SimpleNamespace(in_channels=4, recipe=None, name="net")
-    with pytest.raises(UsageError, match="takes 4 at once.*; if its time points are channels"):
+    with pytest.raises(UsageError, match=r"takes 4 at once.*; if its time points are channels"):
         volumes_of(range(4), [0], net, 1)
-    with pytest.raises(UsageError, match="set --in-channels$"):
+    with pytest.raises(UsageError, match=r"set --in-channels$"):
         volumes_of(range(3), [0], net, 1)
 
 
