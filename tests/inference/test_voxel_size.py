@@ -146,6 +146,17 @@ class _Labels(nn.Module):
         return x.round().to(torch.int32)
 
 
+def test_a_mask_of_the_inputs_shape_lies_over_it(volume: str, tmp_path) -> None:
+    inside = np.zeros(SHAPE, "uint8")
+    inside[3:9, 5:20, 6:15] = 1
+    np.save(tmp_path / "mask.npy", inside)
+    made = []
+    for mask in (str(tmp_path / "mask.npy"), written(tmp_path / "mask.ome.zarr", inside)):
+        made.append(np.zeros(SHAPE, "float32"))
+        penstock.run_inference(volume, made[-1], **AS_IT_IS, voxel_size="1 0.8 0.3", mask=mask)
+    assert made[0].any() and np.array_equal(*made)
+
+
 def test_labels_go_back_by_the_nearest_voxel(volume: str) -> None:
     knobs = AS_IT_IS | {"model": _Labels(), "voxel_size": "1 0.8 0.3", "resample_order": 0}
     out = np.zeros(SHAPE, "int32")

@@ -5,6 +5,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from penstock.base import InferConfig, UsageError
 from penstock.data import open_source
 from penstock.inference.opening.as_its_makers import with_defaults
 from penstock.inference.opening.network_voxels import check_orientation
-from penstock.inference.opening.selection import channels_of
+from penstock.inference.opening.selection import channels_of, volumes_of
 from penstock.models import Recipe, Sliding, load_model
 
 from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, unet
@@ -401,6 +402,14 @@ def test_channels_are_found_by_name_or_listed() -> None:
         chosen(Recipe("", channels=("T1", "dapi")))
     with pytest.raises(UsageError, match=r"'cy5' is not all, .* nor one of GFP, DAPI, 488"):
         chosen(c="cy5")
+
+
+def test_time_points_may_be_channels() -> None:
+    net: Any = SimpleNamespace(in_channels=4, recipe=None, name="net")
+    with pytest.raises(UsageError, match=r"takes 4 at once.*; if its time points are channels"):
+        volumes_of(range(4), [0], net, 1)
+    with pytest.raises(UsageError, match=r"set --in-channels$"):
+        volumes_of(range(3), [0], net, 1)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -70,14 +71,13 @@ class Resampling:
     @property
     def steps(self) -> tuple[float, ...]:
         """Voxels of ``of`` in one voxel of ``to``, along each axis."""
-        return tuple(n / m for n, m, _ in map(self._ratio, range(3)))
+        return tuple(n / m for _, _, n, m, _ in map(self._line, range(3)))
 
     @property
     def begins(self) -> tuple[float, ...]:
         """Where the centre of voxel 0 of ``to`` lies, in voxels of ``of``."""
-        starts, ratios = map(self._starts, range(3)), map(self._ratio, range(3))
-        each = zip(starts, ratios, strict=True)
-        return tuple(low + (since / 2 - n * begin) / m for (low, begin), (n, m, since) in each)
+        lines = map(self._line, range(3))
+        return tuple(low + (since / 2 - n * begin) / m for low, begin, n, m, since in lines)
 
     def beyond(self, box: Box) -> NDArray[np.bool_]:
         """The voxels of a box of ``to`` that do not lie over ``inner``."""
@@ -152,31 +152,22 @@ class Resampling:
         sides = zip(shape, self.to.shape, self.steps, self.of.shape, strict=True)
         return (min(math.ceil(min(side, to) * step), of) + margin for side, to, step, of in sides)
 
-    def _starts(self, axis: int) -> tuple[int, int]:
-        """The first voxels along an axis that lie over each other, of ``of`` and of ``to``."""
-        of, to = self.over
-        return of.start[axis], to.start[axis]
-
-    def _ratio(self, axis: int) -> tuple[int, int, int]:
-        """Numbers n, m and c. Counted from `_starts`, voxel i of ``to`` lies at (2ni + c) / 2m of
-        ``of``."""
-        if self.centred is not None:
-            return self.centred[axis].numerator, self.centred[axis].denominator, 0
+    def _line(self, axis: int) -> tuple[int, int, int, int, int]:
+        """Numbers a, b, n, m and c: voxel b + i of ``to`` lies at a + (2ni + c) / 2m of ``of``."""
         of, to = self.over
         n, m = of.shape[axis], to.shape[axis]
-        return n, m, n - m
+        since = n - m
+        if self.centred is not None:
+            (n, m), since = self.centred[axis].as_integer_ratio(), 0
+        return of.start[axis], to.start[axis], n, m, since
 
     def _order(self, axis: int) -> int:
-        n, m, _ = self._ratio(axis)
+        _, _, n, m, _ = self._line(axis)
         return 0 if n == m or axis == self.nearest else self.order
 
     def _first(self, axis: int, place: Any) -> Any:
         """The first voxel of ``of`` that voxels of ``to`` are interpolated between."""
-        (low, begin), (n, m, since), order = (
-            self._starts(axis),
-            self._ratio(axis),
-            self._order(axis),
-        )
+        (low, begin, n, m, since), order = self._line(axis), self._order(axis)
         if order == 0:  # a place in the middle of two is rounded as scipy or torch rounds it
             at, scipy = place - begin, self.centred is None
             at = np.floor(n / m * (at + 0.5) - 0.5 + 0.5) if scipy else np.rint(n / m * at)
@@ -185,24 +176,14 @@ class Resampling:
 
     def _since(self, axis: int, voxel: Any) -> Any:
         """The first voxel of ``to`` that is interpolated from ``voxel`` on, or from a later one."""
-        (low, begin), (n, m, since), order = (
-            self._starts(axis),
-            self._ratio(axis),
-            self._order(axis),
-        )
-        nearer = m if order == 0 else 0
-        place = begin - (since + nearer - 2 * m * (voxel - low)) // (2 * n)
-        if order == 0:  # rounding may move it by one
-            place = place - (self._first(axis, place - 1) >= voxel)
-            place = place + (self._first(axis, place) < voxel)
-        return np.clip(place, self.to.start[axis], self.to.stop[axis])
+        return self.to.start[axis] + np.searchsorted(_firsts(self, axis), voxel)
 
     def _along(
         self, axis: int, array: NDArray[Any], held: int, place: NDArray[np.int64]
     ) -> NDArray[Any]:
         """Resample one axis, from the voxel ``held`` on."""
-        of, order, (n, m, _) = self.over[0], self._order(axis), self._ratio(axis)
-        low, high = of.start[axis], of.stop[axis] - 1
+        (low, _, n, m, _), order = self._line(axis), self._order(axis)
+        high = self.over[0].stop[axis] - 1
         first, last = self._first(axis, place), held + array.shape[axis + 1] - 1
         if self.inner is None and n == m:
             kept = slice(first[0] - held, first[-1] + 1 - held)
@@ -229,14 +210,21 @@ class Resampling:
         self, axis: int, place: NDArray[np.int64], dtype: np.dtype[Any]
     ) -> Iterator[NDArray[Any]]:
         """The weight of each voxel, the first to the last, between which is interpolated."""
-        n, m, since = self._ratio(axis)
-        after = (2 * (place - self._starts(axis)[1]) * n + since) % (2 * m) / (2 * m)
+        _, begin, n, m, since = self._line(axis)
+        after = (2 * (place - begin) * n + since) % (2 * m) / (2 * m)
         before = 1 - after
         weights = [before, after]
         if self.order == 3:
             inner = [(4 - 6 * t * t + 3 * t * t * t) / 6 for t in (after, before)]
             weights = [before * before * before / 6, *inner, after * after * after / 6]
         return (each.astype(dtype) for each in weights)
+
+
+@lru_cache(maxsize=12)
+def _firsts(way: Resampling, axis: int) -> NDArray[np.int64]:
+    """`Resampling._first` of all voxels along an axis."""
+    made: NDArray[np.int64] = way._first(axis, np.arange(way.to.start[axis], way.to.stop[axis]))
+    return made
 
 
 def _by_axis(along: Callable[[int, Any, Any], tuple[Any, Any]], box: Box) -> Box:

@@ -63,8 +63,6 @@ class HeadFacts:
     activation: Activation | None = None
     """The function that makes probabilities of blended logits; None if they are none, or if the
     network does."""
-    after_back: bool = False
-    """True if that is done on the grid of outputs, else on the network's."""
     factors: tuple[Fraction, ...] = SAME
     """Voxels that it has for one of the input, along z y x."""
     recipe: HeadRecipe | None = None
@@ -138,13 +136,11 @@ def facts_of_heads(
     reduction: Reduction | None = None,
     *,
     later: bool = False,
-    resampled: bool = False,
 ) -> list[HeadFacts]:
     """The heads of a model, one for each output.
 
     ``recipes`` is what is to be obeyed of what is said of each head, ``reduction`` what becomes of
-    scores. With ``later``, that and probabilities are made once they are blended. ``resampled``
-    says that outputs lie on another grid than patches.
+    scores. With ``later``, that and probabilities are made once they are blended.
 
     Raises `UsageError` if there are more or fewer outputs.
     """
@@ -154,28 +150,21 @@ def facts_of_heads(
             f"model {model} returns {plural(len(heads), 'head')}, {shown}, but --out-spec "
             f"names {num_outputs}"
         )
-    facts = []
-    for head in heads:
-        recipe = recipes.get(head.name)
-        if reduction is not None and reduction.kind == "top":  # it makes two of one
-            recipe = recipes.get(head.name.rpartition(".")[0])
-        done = recipe if later else None
-        on_one_grid = not resampled or (recipe is not None and recipe.after_back)
-        if reduction is not None and reduction.kind == "argmax" and on_one_grid:
-            done = None  # the largest logit is that of the largest probability
-        facts.append(
-            HeadFacts(
-                name=head.name,
-                channels=head.channels,
-                returned=str(head.dtype).removeprefix("torch."),
-                reduction=reduction if later else None,
-                activation=None if done is None else done.activation,
-                after_back=done is not None and done.after_back,
-                factors=(*SAME[len(head.factors) :], *head.factors),
-                recipe=recipe,
-            )
+    # Of top, which makes two heads of one, both have its recipe.
+    stems = [head.name.rpartition(".")[0] for head in heads]
+    said = [recipes.get(head.name, recipes.get(s)) for head, s in zip(heads, stems, strict=True)]
+    return [
+        HeadFacts(
+            name=head.name,
+            channels=head.channels,
+            returned=str(head.dtype).removeprefix("torch."),
+            reduction=reduction if later else None,
+            activation=recipe.activation if recipe is not None and later else None,
+            factors=(*SAME[len(head.factors) :], *head.factors),
+            recipe=recipe,
         )
-    return facts
+        for head, recipe in zip(heads, said, strict=True)
+    ]
 
 
 def said_kinds(said: Sequence[str] | None, heads: Sequence[HeadFacts]) -> list[HeadKind | None]:

@@ -214,7 +214,6 @@ class Job:
             obeyed_heads(config, model.recipe, self.input),
             self.reduction,
             later=self.finishes_later,
-            resampled=self.back is not None,
         )
         fits = aligned(shape, heads, may_change=overlap_is_open, back=self.back)
         self.net = replace(net, shape=fits)

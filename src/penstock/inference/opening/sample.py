@@ -126,7 +126,10 @@ class SampleRegion:
                     "point or those of the input"
                 )
             self.mask = mask.with_cache(_CACHE_BYTES)
-            self.of_mask = Nearest(seen, mask, "--mask")
+            if mask.scale is None and mask.domain[2:] == source.domain[2:]:
+                self.mask.scale, self.mask.units = source.scale, source.units
+                self.mask.translation = source.translation
+            self.of_mask = Nearest(seen, self.mask, "--mask")
         if config.skip_level is not None:
             self.coarse = open_input(config, config.skip_level).with_cache(_CACHE_BYTES)
             self.of_coarse = Nearest(seen, self.coarse, "--skip-level: the level")

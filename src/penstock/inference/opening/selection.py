@@ -155,10 +155,11 @@ def volumes_of(
         )
     if len(channels) % at_once:
         named = f" ({', '.join(recipe.channels)})" if recipe and recipe.channels else ""
+        turned = "; if its time points are channels, --axes has c for t, such as xyzc for NIfTI"
         raise UsageError(
             f"the input gives {plural(len(channels), 'channel')} and model {model.name} takes "
             f"{at_once}{named} at once; name a multiple of it by --c, give an --in-spec that has "
-            "them, or set --in-channels"
+            f"them, or set --in-channels{turned if len(times) == at_once else ''}"
         )
     groups = [
         tuple(channels[first : first + at_once]) for first in range(0, len(channels), at_once)

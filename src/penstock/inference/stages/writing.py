@@ -107,21 +107,18 @@ class Writing:
     def _finish(self, number: int, block: Block, out: NDArray[Any]) -> None:
         """Turn what a block holds of a head into what is written."""
         head, back, array = self.job.heads[number], self.job.geometry.back, block.arrays[number]
-        if not head.summed:
-            for some, values in self._planes(block, array, back and back.of_order(0)):
-                out[:, some] = values
-            return
-        exclusive = head.activation == "softmax"
-        if head.activation is not None and not head.after_back:
+        if not head.summed and back is not None:
+            back = back.of_order(0)
+        probable = partial(probabilities_in, exclusive=head.activation == "softmax")
+        after_back = head.recipe is not None and head.recipe.after_back
+        if head.activation is not None and not after_back:
             for some, values in self._planes(block, array, None):
-                array[:, some] = probabilities_in(values, exclusive=exclusive)
+                array[:, some] = probable(values)
         for some, values in self._planes(block, array, back):
-            made = values
-            if head.activation is not None and head.after_back:
-                made = probabilities_in(made, exclusive=exclusive)
+            made = probable(values) if head.activation is not None and after_back else values
             if head.reduction is not None:
                 made = head.reduction.of(head.name, torch.from_numpy(made), 0).numpy()
-            if made.dtype.kind != "f":
+            if not head.summed or made.dtype.kind != "f":
                 out[:, some] = made
                 continue
             if head.finished:

@@ -81,7 +81,7 @@ def _resampled(
     sizes = sizes if isinstance(sizes, list) else [sizes]
     if not sizes or not all(isinstance(each, int | float) for each in sizes):
         raise parcel.refuse(f"pixdim of its Spacing is {step.get('pixdim')!r}, and not numbers")
-    mode = mode[0] if isinstance(mode, list) and mode else mode
+    mode = next(iter(mode), None) if isinstance(mode, list) else mode
     if mode not in _ORDERS:
         raise parcel.refuse(f"mode of its Spacing is {mode!r}, and not bilinear or nearest")
     other = [key for key in ("scale_extent", "min_pixdim", "max_pixdim") if step.get(key)]
