@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import logging
 import re
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 from ..base import (
@@ -123,7 +127,7 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
     for number in range(count):
         gpu = {"CUDA_VISIBLE_DEVICES": str(number % max(1, gpus))}
         mine = {**options, "resources": {"GPU": 1}, "env": gpu} if gpus else options
-        workers[number] = {"cls": distributed.Nanny, "options": mine}
+        workers[number] = {"cls": partial(_nanny, distributed), "options": mine}
     scheduler = {
         "cls": distributed.Scheduler,
         "options": {**loopback, "dashboard": False, "port": 0},
@@ -151,6 +155,19 @@ def _local(distributed: Any, count: int, gpus: int, preload: str | None) -> Iter
             ) from error
         with contextlib.closing(cluster):
             yield cluster
+
+
+def _nanny(distributed: Any, *address: Any, **options: Any) -> Any:
+    """A nanny whose worker no Ctrl-C of a shared terminal reaches, from its first import on: this
+    process answers it. Called in the thread of Dask's loop, from which the worker has its mask."""
+    if hasattr(signal, "pthread_sigmask"):
+        # Its first start would unblock the signal again. What an interrupted start leaves it
+        # removes, and need not say so.
+        sys.warnoptions.append("ignore:resource_tracker")
+        resource_tracker.ensure_running()
+        sys.warnoptions.pop()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    return distributed.Nanny(*address, **options)
 
 
 def _check_scheduler(distributed: Any, address: str) -> None:
