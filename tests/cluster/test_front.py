@@ -463,7 +463,8 @@ def test_what_is_no_scheduler_is_one_sentence(port: int) -> None:
 @pytest.mark.slow
 def test_workers_load_what_a_job_needs_before_it_is_given_to_them() -> None:
     """Their processes begin with one heap: set later, it would not hold for Dask's threads. And
-    Dask does not look 100 times a second where these are."""
+    Dask does not look 100 times a second where these are. No Ctrl-C of a terminal reaches them
+    while they import: it ended them with tracebacks, and the job for a wrong reason."""
     pytest.importorskip("torch")
     before = dict(os.environ)
     with connect(OnWorkers(cluster="local:1"), preload="penstock.inference.opening.job") as here:
@@ -474,6 +475,9 @@ def test_workers_load_what_a_job_needs_before_it_is_given_to_them() -> None:
             time.sleep(0.1)
         born = here.client.submit(Path("/proc/self/environ").read_text).result(300).split("\0")
         assert {f"{name}={text}" for name, text in HEAP_VARIABLES.items()} <= {*born}
+        blocked = here.client.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result(300)
+        assert signal.SIGINT in blocked
         callbacks = here.client.run(lambda dask_worker: [*dask_worker.periodic_callbacks])
         assert all("heartbeat" in each and "profile" not in each for each in callbacks.values())
     assert dict(os.environ) == before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

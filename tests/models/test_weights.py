@@ -163,6 +163,14 @@ def whole(plain: Path, tmp_path_factory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (*folder.iterdir(), plain)}
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_weights_in_place_of_a_model_are_named(whole: dict[str, bytes], tmp_path) -> None:
+    for name in ("net.pth", "old.pth", "net.safetensors", "last.pt"):
+        (tmp_path / name).write_bytes(whole[name])
+        with pytest.raises(UsageError, match="holds weights, and no program: name"):
+            model.load_model(str(tmp_path / name), trust=True)
+
+
 def load_damaged(path: Path) -> None:
     """A file is read, or refused in a sentence; nothing else leaves."""
     try:

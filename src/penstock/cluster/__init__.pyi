@@ -4,6 +4,8 @@ from .batch_script import shipped_presets as shipped_presets
 from .batch_script import slurm_preset as slurm_preset
 from .batch_script import with_job_number as with_job_number
 from .batch_script import with_ranks as with_ranks
+from .connection import OF_WORKERS as OF_WORKERS
+from .connection import connect as connect
 from .front import share as share
 from .front import share_pieces as share_pieces
 from .front import wait_for_worker as wait_for_worker
@@ -32,6 +34,4 @@ from .slurm_states import table_of as table_of
 from .slurm_steps import Command as Command
 from .slurm_steps import Step as Step
 from .slurm_steps import steps_of as steps_of
-from .workers import OF_WORKERS as OF_WORKERS
 from .workers import Workers as Workers
-from .workers import connect as connect

@@ -198,6 +198,17 @@ def model_files(model: Any) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
+def _holds_weights(path: Path) -> bool:
+    """Whether a file holds weights, or a pickle around them, and no program."""
+    if path.suffix in (".pth", ".ckpt", ".safetensors"):
+        return path.is_file()
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        inside = {name.rpartition("/")[2] for name in archive.namelist()}
+    return "data.pkl" in inside and "constants.pkl" not in inside  # which TorchScript has
+
+
 def check_model_name(model: Any, flag: str) -> None:
     """Refuse a name that no model has. Imports nothing but the package that holds a reference.
 
@@ -213,6 +224,11 @@ def check_model_name(model: Any, flag: str) -> None:
     if package_kind(model) is not None:
         return
     check_holds_package(Path(model), flag)
+    if _holds_weights(Path(model)):
+        raise UsageError(
+            f"{flag} {model} holds weights, and no program: name what makes the network, as "
+            "file.py:function, and give this file by --weights"
+        )
     place, colon, _ = model.rpartition(":")
     file = Path(place if colon and place.endswith(".py") else model)
     if file.suffix in (".py", *PROGRAMS):
