@@ -35,6 +35,7 @@ from penstock.cluster import (
     before_leaving,
     close_after_item,
     connect,
+    connection,
     front,
     share,
     share_pieces,
@@ -285,7 +286,7 @@ def test_what_progress_raises_ends_the_job_and_withdraws_its_items() -> None:
 
 
 def test_a_scheduler_that_is_gone_is_said(monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "CONNECT_S", 1.0)  # so long it is sought again
+    monkeypatch.setattr(connection, "CONNECT_S", 1.0)  # so long it is sought again
     cluster = Cluster("one")
     with connect(OnWorkers(cluster=cluster.dask.scheduler_address)) as workers:
         wait_for_worker(workers)
@@ -353,7 +354,7 @@ def dies(number: int) -> int:
 
 @pytest.mark.slow
 def test_an_item_on_which_workers_die_is_given_up_unless_some_of_it_is_saved(monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "DEATHS", 2)
+    monkeypatch.setattr(connection, "DEATHS", 2)
 
     def saved(number: int) -> int:
         file = Path(f"saved-{number}")
@@ -423,7 +424,7 @@ HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 20
 @pytest.fixture(params=["closed", "silent", "of another protocol"])
 def port(request, monkeypatch) -> Iterator[int]:
     """A port where no scheduler is, of which none is expected for long."""
-    monkeypatch.setattr(waiting, "CONNECT_S", 0.3)
+    monkeypatch.setattr(connection, "CONNECT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
         if request.param == "closed":
