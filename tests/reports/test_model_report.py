@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from penstock.base import UsageError
 from penstock.instruments.record import Record
+from penstock.reports import report_of_records
 from penstock.reports.cell import cell_ratio
 from penstock.reports.model.cell import ModelCell, model_cells
 from penstock.reports.model.report import labelled, model_sections
@@ -31,6 +33,13 @@ def test_the_seeds_sentences_come_out_of_the_seeds_numbers() -> None:
             "24 % (384) [.. %, 5 launches each]."
         ),
     ]
+
+
+@pytest.mark.parametrize("damage", [{"environment": {"machine": 5}}, {"case": {"tile": "256"}}])
+def test_a_damaged_record_is_no_defect(damage: dict[str, object]) -> None:
+    records = [each.model_copy(update=damage) for each in sweep(MEASURED)]
+    with pytest.raises(UsageError, match="b holds a record that is not as Penstock wrote it"):
+        report_of_records(records, "b")
 
 
 def test_a_sentences_interval_is_that_of_the_ratio() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import UsageError, format_seconds, group_by, plural
+from ..base import UsageError, format_seconds, group_by, plural, well_formed
 from ..instruments import LEDGER_FILE, Record
 from .cell import Cell
 from .charts.chart import Figure
@@ -211,16 +211,18 @@ def report_of_records(
         The report, with a chapter for each kind of benchmark.
 
     Raises:
-        UsageError: No record can be shown.
+        UsageError: No record can be shown, or one was damaged.
     """
     chapters, verdict = [], []
-    for kind in KINDS:
-        shown = [record for record in records if record.scenario in kind.scenarios]
-        if not shown:
-            continue
-        measured = any(record.ok for record in shown)
-        verdict += kind.headlines(shown) if measured else [nothing_measured(shown)]
-        chapters.append(Chapter(kind.title, kind.sections(shown), kind.pictures(shown)))
+    with well_formed(f"{source} holds a record that is not as Penstock wrote it"):
+        for kind in KINDS:
+            shown = [record for record in records if record.scenario in kind.scenarios]
+            if not shown:
+                continue
+            measured = any(record.ok for record in shown)
+            verdict += kind.headlines(shown) if measured else [nothing_measured(shown)]
+            chapters.append(Chapter(kind.title, kind.sections(shown), kind.pictures(shown)))
+        machines = of_machines(records)
     if not chapters:
         scenarios = ", ".join(sorted({record.scenario for record in records})) or "no records"
         scenarios_shown = ", ".join(name for kind in KINDS for name in kind.scenarios)
@@ -228,7 +230,7 @@ def report_of_records(
     return Report(
         source,
         verdict or ["Nothing here supports a verdict."],
-        of_machines(records),
+        machines,
         chapters,
         [place / LEDGER_FILE if place.is_dir() else place for place in places],
     )
