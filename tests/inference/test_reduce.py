@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import penstock
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
+from penstock.models import probabilities_of, to_probabilities_
 
 from ..later import imported_later
 from ..parameters import mainly
@@ -139,3 +140,19 @@ def test_a_plan_says_that_whole_numbers_keep_no_scores(tmp_path, capsys) -> None
         assert main([*words, "--out-spec", str(tmp_path / out)]) == 0
         said[out] = "so one from 0 to 1 becomes 0 or 1" in capsys.readouterr().out
     assert said == {"a.n5": True, "a.ome.tif": True, "a.zarr": False}
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_probabilities_of_a_voxel_have_the_same_bits_in_any_shape(exclusive: bool) -> None:
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=(9, 7, 11, 13)) * 60).astype("float32")
+    whole = logits.copy()
+    to_probabilities_(whole, exclusive=exclusive)
+    wanted = probabilities_of(torch.from_numpy(logits[None]), exclusive=exclusive)[0].numpy()
+    assert np.abs(whole - wanted).max() < 1e-6
+    for _ in range(30):
+        starts = [int(rng.integers(0, n)) for n in logits.shape[1:]]
+        box = (slice(None), *(slice(a, a + int(rng.integers(1, 9))) for a in starts))
+        for part in (logits[box].copy(), logits.copy()[box]):
+            to_probabilities_(part, exclusive=exclusive)
+            assert np.array_equal(part, whole[box])

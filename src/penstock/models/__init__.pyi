@@ -1,9 +1,9 @@
 from .changed_heads import Reduction as Reduction
 from .changed_heads import as_trained as as_trained
 from .changed_heads import of_views as of_views
-from .changed_heads import probabilities_in as probabilities_in
 from .changed_heads import probabilities_of as probabilities_of
 from .changed_heads import reduced as reduced
+from .changed_heads import to_probabilities_ as to_probabilities_
 from .checkpointing import recompute_activations as recompute_activations
 from .detector import LEAST_SCORE as LEAST_SCORE
 from .detector import make_detector as make_detector

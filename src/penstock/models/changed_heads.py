@@ -165,26 +165,27 @@ def probabilities_of(logits: Tensor, *, exclusive: bool) -> Tensor:
     return logits.softmax(1) if exclusive else logits.sigmoid()
 
 
-def probabilities_in(logits: NDArray[Any], *, exclusive: bool) -> NDArray[Any]:
-    """The same of an array.
+def to_probabilities_(logits: NDArray[Any], *, exclusive: bool) -> None:
+    """Make the same of an array, in place. A voxel has the same bits in an array of any shape, as
+    torch's functions do not give it.
 
     Args:
         logits: Of shape (channels, sides).
         exclusive: Whether those of a voxel sum to 1.
-
-    Returns:
-        The probabilities. A voxel has the same bits in an array of any shape, as torch's functions
-        do not give it.
     """
+    if exclusive:
+        logits -= logits.max(axis=0)
+        np.exp(logits, out=logits)
+        total = logits[0].copy()
+        for channel in logits[1:]:  # as numpy adds in an order that depends on the shape
+            total += channel
+        logits /= total
+        return
+    np.negative(logits, out=logits)
     with np.errstate(over="ignore"):
-        if not exclusive:
-            return np.asarray(1 / (1 + np.exp(-logits)))
-    made = np.exp(logits - logits.max(axis=0))
-    total = made[0].copy()
-    for channel in made[1:]:  # as numpy adds in an order that depends on the shape
-        total += channel
-    made /= total
-    return np.asarray(made)
+        np.exp(logits, out=logits)
+    logits += 1
+    np.reciprocal(logits, out=logits)
 
 
 def as_trained(

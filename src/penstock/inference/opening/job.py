@@ -255,7 +255,7 @@ def _fingerprint_of(job: Job) -> dict[str, Any]:
     return {
         "input": identity.of_input(job.input, resumes=config.resumes),
         "domain": [job.written.start, job.written.stop],
-        "voxels": job.way and [*job.source.domain.shape[2:], repr(job.way)],
+        "voxels": job.way and [*job.source.domain.shape[2:], repr((job.way, job.back))],
         "outputs": [sink.fingerprint for sink in job.sinks],
         "places": [[output.channels, output.places] for output in job.outputs],
         "factors": [[*map(str, output.grid.factors)] for output in job.outputs],
@@ -280,7 +280,7 @@ def _fingerprint_of(job: Job) -> dict[str, Any]:
         "eps": config.eps,
         "clip": job.net.clip,
         "denormalize": config.denormalize,
-        "heads": [[head.name, head.kind, head.work.name, head.gain] for head in job.heads],
+        "heads": [[h.name, h.kind, h.work.name, h.gain, repr(h.recipe)] for h in job.heads],
         "halo": block_halo(config, geometry),
         "outputs_of": [config.tta, config.reduce],
         "arithmetic": [str(job.net.amp), config.tf32, config.compile],

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ...base import cuda_flags_kept, trim_heap
 from ...data import Source
-from ...models import Sliding, placed, probabilities_in, set_cuda_flags
+from ...models import Sliding, placed, set_cuda_flags, to_probabilities_
 from ..planning.memory import LIBRARY_BYTES, resident_bytes
 from ..planning.plan import Plan
 from ..tiling.stitch import window
@@ -64,7 +64,7 @@ def _sides(patch: Sequence[int], times: float) -> tuple[int, ...]:
 def _shown(head: HeadFacts, values: NDArray[Any]) -> NDArray[Any]:
     """The values of a head as they are written, where they are finished later."""
     if head.activation is not None:
-        values = probabilities_in(values, exclusive=head.activation == "softmax")
+        to_probabilities_(values := values.copy(), exclusive=head.activation == "softmax")
     if head.reduction is not None:
         return head.reduction.of(head.name, torch.from_numpy(values), 0).numpy()
     return values

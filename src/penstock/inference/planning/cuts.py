@@ -178,9 +178,9 @@ def cuts(
     Raises `UsageError` for a block that does not match the output's chunks.
     """
     grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
-    most = OWN_BLOCK_VOXELS if config.normalize == "percentile" else BLOCK_VOXELS
     # A block is held on the network's grid, which may have more voxels.
-    most = most * facts.written.size // max(facts.written.size, facts.domain.size)
+    most = BLOCK_VOXELS * facts.written.size // max(facts.written.size, facts.domain.size)
+    most = OWN_BLOCK_VOXELS if config.normalize == "percentile" else most
     block = block_shape(config.block, grid, facts.written.shape, most)
     geometry = _geometry(config, facts, shape, block)
     if part is not None:

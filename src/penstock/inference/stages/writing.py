@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...data import Box, Resampling
-from ...models import probabilities_in
+from ...models import to_probabilities_
 from ..lanes.values import cast
 from ..run_folder.block_log import digest_of
 from ..run_folder.names import LOG_FILE
@@ -109,13 +109,13 @@ class Writing:
         head, back, array = self.job.heads[number], self.job.geometry.back, block.arrays[number]
         if not head.summed and back is not None:
             back = back.of_order(0)
-        probable = partial(probabilities_in, exclusive=head.activation == "softmax")
-        after_back = head.recipe is not None and head.recipe.after_back
+        exclusive, after_back = head.activation == "softmax", head.recipe and head.recipe.after_back
         if head.activation is not None and not after_back:
-            for some, values in self._planes(block, array, None):
-                array[:, some] = probable(values)
-        for some, values in self._planes(block, array, back):
-            made = probable(values) if head.activation is not None and after_back else values
+            for _, values in self._planes(block, array, None):  # views of the array
+                to_probabilities_(values, exclusive=exclusive)
+        for some, made in self._planes(block, array, back):
+            if head.activation is not None and after_back:
+                to_probabilities_(made, exclusive=exclusive)
             if head.reduction is not None:
                 made = head.reduction.of(head.name, torch.from_numpy(made), 0).numpy()
             if not head.summed or made.dtype.kind != "f":
