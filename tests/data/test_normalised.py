@@ -34,7 +34,7 @@ def test_limits_are_ends_of_what_counts_or_zero(axis: int | None, dtype: str, ke
     for number, half in enumerate(halves):
         counted = np.where(np.arange(2)[:, None, None, None] == number, values, 0).astype(dtype)
         half.add(counted, INSIDE & (counted == values), axis, 0)
-    scaling = Scaling(1.0, 2.0, None if keeps else (-1.0, 2.5), keeps)
+    scaling = Scaling(1.0, 2.0, None if keeps else (-1.0, 2.5), 0.0 if keeps else None)
     for channel in range(2):
         least, most = whole.normalised(channel, scaling, np.dtype(np.float32))
         for place in range(slices):
@@ -68,7 +68,9 @@ def test_a_source_is_normalised_as_it_is_read(masked: bool) -> None:
     assert (source.read(source.domain)[0] == VALUES).all(), "as stored, until it is known how"
     mask = FilledMask(Box.of((0, 0, 0), SHAPE))
     mask.put(mask.box, INSIDE[0])
-    how = ChannelValues(Scaling(-1.0, 4.0, (0.0, 1.5), not masked), mask if masked else None)
+    how = ChannelValues(
+        Scaling(-1.0, 4.0, (0.0, 1.5), None if masked else 0.0), mask if masked else None
+    )
     scaled = source.normalised_by({(0, 0): how, (0, 1): ChannelValues(Scaling(0.0, 1.0))})
     expected = ((VALUES[0] + 1) / 4).clip(0, 1.5) * (INSIDE[0] if masked else VALUES[0] != 0)
     got = scaled.with_cache(1 << 16).read(scaled.domain)[0]

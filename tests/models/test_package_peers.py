@@ -190,6 +190,7 @@ def test_an_nnunet_crops_fills_holes_normalises_and_resamples_as_its_own_predict
         ((40, 9, 22), {"mode": "gaussian", "sigma_scale": [0.2, 0.125, 0.3]}),
         ((5, 6, 22), {"overlap": [0.25, 0.5, 0.1], "mode": "gaussian", "padding_mode": "reflect"}),
         ((7, 7, 30), {"cval": 2.5}),
+        ((5, 6, 22), {"overlap": 0.25, "padding_mode": "replicate"}),
     ],
 )
 def test_a_bundle_is_what_monais_inferer_makes_of_it(shape, inferer, tmp_path) -> None:
@@ -253,6 +254,8 @@ LINEAR, CHOSEN = (
         ([NEAREST, RANGE], [SOFTMAX, ARGMAX, CHOSEN]), ([RANGE], [SOFTMAX, LINEAR]),
         ([FINE, on("image", "NormalizeIntensityd"),
           on("image", "ScaleIntensityd", minv=-1.0, maxv=1.0)], [SIGMOID, CHOSEN]),
+        ([COARSE, on("image", "NormalizeIntensityd", nonzero=True),
+          on("image", "ScaleIntensityd", minv=-1.0, maxv=1.0)], [SOFTMAX, LINEAR]),
     ],
 )  # fmt: skip
 def test_a_bundle_gives_what_monais_transforms_give(before, after, tmp_path) -> None:
@@ -269,6 +272,7 @@ def test_a_bundle_gives_what_monais_transforms_give(before, after, tmp_path) -> 
         value *= 30
     torch.save(weights, folder / "models" / "model.pt")
     volume = noise(23, 19, 17).transpose(2, 1, 0).astype("float32")
+    volume[:5, :4] = 0
     file = tmp_path / "volume.nii.gz"
     nibabel.save(nibabel.Nifti1Image(volume, np.diag([0.7, 0.8, 1.9, 1.0])), file)
     wanted = of_monai(folder, file)

@@ -175,6 +175,11 @@ def test_transforms_of_a_bundle_become_one_normalisation() -> None:
         how = transformed(*first, ("ScaleIntensity", {"minv": -1.0, "maxv": 3.0}))[1][0]
         np.testing.assert_allclose(how.of_array(values).applied(values), values / 250 - 0.6)
         assert how.line().endswith("of which 0.25 becomes 0 and 0.5 becomes 1")
+    kept = ("NormalizeIntensity", {"nonzero": True})
+    how = transformed(kept, ("ScaleIntensity", {"minv": -1.0}))[1][0]
+    assert how.line().startswith("least and largest of the whole volume, only where it is not 0")
+    values = np.array([0.0, 2, 4, 12])  # 0 becomes what the mean, 6, does
+    np.testing.assert_allclose(how.of_array(values).applied(values), [-0.2, -1, -0.6, 1])
     spacing = ("Spacing", {"pixdim": [1.0, 2.0, 3.0], "mode": ["bilinear", "nearest"]})
     recipe, _ = transformed(both, spacing)
     assert (recipe.spacing, recipe.order, recipe.scaled_first) == ((3, 2, 1), 1, True)
@@ -202,7 +207,8 @@ def test_transforms_of_a_bundle_become_one_normalisation() -> None:
         ([("ScaleIntensityRange", RANGE | {"b_max": None})], "b_max of its Scale.* is None"),
         ([("ScaleIntensity", {}), ("Spacing", {"pixdim": [1.0] * 3}), ("ScaleIntensity", {})],
          "comes after Spacing, and another scaling"),
-        ([("NormalizeIntensity", {"nonzero": True}), ("ScaleIntensity", {})], "after another step"),
+        ([("NormalizeIntensity", {"nonzero": True}),
+          ("ScaleIntensityRangePercentiles", {"lower": 1, "upper": 99})], "after another step"),
         ([("NormalizeIntensity", {"subtrahend": [1.0], "divisor": 2.0})], "and not a number"),
     ],
 )  # fmt: skip

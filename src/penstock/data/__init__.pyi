@@ -10,9 +10,9 @@ from .levels import LevelBelow as LevelBelow
 from .levels import Rule as Rule
 from .levels import levels_below as levels_below
 from .levels import reduced as reduced
+from .moments import MeanAndDeviation as MeanAndDeviation
 from .netcdf import open_netcdf as open_netcdf
 from .normalize import Histogram as Histogram
-from .normalize import MeanAndDeviation as MeanAndDeviation
 from .normalize import Normalisation as Normalisation
 from .normalize import Scaling as Scaling
 from .normalize import normalised as normalised

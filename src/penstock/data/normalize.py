@@ -8,16 +8,14 @@ array is the work of `lane`, on the device; this module only computes them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import PenstockError
+from .moments import MeanAndDeviation
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _PIECE = 2**18
@@ -32,8 +30,8 @@ class Scaling:
     scale: float = 1.0
     clip: tuple[float, float] | None = None
     """Range that normalised values are clipped to; None for no clipping."""
-    keeps_zeros: bool = False
-    """True if voxels of value 0 stay 0."""
+    zeros: float | None = None
+    """The value that voxels of value 0 get; None if they are like others."""
 
     def applied(self, array: NDArray[Any]) -> NDArray[np.float64]:
         """The normalised values of an array; one that is not finite counts as the lower bound."""
@@ -43,16 +41,16 @@ class Scaling:
         return values
 
     def apply_to(self, values: NDArray[Any], outside: NDArray[np.bool_] | None = None) -> None:
-        """Normalise floats in place. Those that are ``outside`` become 0: by default those that are
-        0, if they stay so."""
-        if outside is None and self.keeps_zeros:
+        """Normalise floats in place. Those that are ``outside`` become `zeros`: by default those
+        that are 0."""
+        if outside is None and self.zeros is not None:
             outside = values == 0
         values -= self.lower
         values /= self.scale
         if self.clip is not None:
             values.clip(*self.clip, out=values)
         if outside is not None:
-            values[outside] = 0
+            values[outside] = self.zeros or 0
 
     @classmethod
     def of_range(
@@ -102,6 +100,9 @@ class Normalisation:
     """The values, as counted numbers have made them, that become 0 and 1 in the end."""
     clip: tuple[float, float] | None = None
     """Range that normalised values are clipped to; None for no clipping."""
+    ends: bool = False
+    """True if the least and the largest value become 0 and 1, not the mean and what is a deviation
+    above it."""
     nonzero: bool = False
     """True if only voxels other than 0 count and are normalised."""
     masked: bool = False
@@ -151,9 +152,9 @@ class Normalisation:
             counter.advance()
         return self.scaling(counter)
 
-    def of_numbers(self, lower: float, scale: float) -> Scaling:
+    def of_numbers(self, lower: float, scale: float, zeros: float | None = 0.0) -> Scaling:
         """The scaling by numbers that were counted before."""
-        return Scaling(lower, scale, self.clip, self.nonzero)
+        return Scaling(lower, scale, self.clip, zeros if self.nonzero else None)
 
     def line(self) -> str:
         """The normalisation in words."""
@@ -163,7 +164,7 @@ class Normalisation:
             "percentiles": f"percentiles {self.lower:g} and {self.upper:g} of the whole volume",
             "moments": "z-score by mean and deviation of the whole volume",
         }
-        line = words[self.counts]
+        line = "least and largest of the whole volume" if self.ends else words[self.counts]
         if self.nonzero:
             inside = "inside what is not 0 in some channel"
             line += f", only {inside if self.masked else 'where it is not 0'}"
@@ -187,76 +188,20 @@ def normalised(array: NDArray[Any], each: Sequence[Normalisation]) -> NDArray[np
     return np.reshape(made, array.shape)
 
 
-def _numbers(how: Normalisation, counter: Histogram | MeanAndDeviation) -> tuple[float, float]:
-    """Lower bound and scale of data that was counted."""
-    first, last = how.then
+def _numbers(
+    how: Normalisation, counter: Histogram | MeanAndDeviation
+) -> tuple[float, float, float]:
+    """Lower bound and scale of data that was counted, and what its zeros become."""
+    (first, last), zeros = how.then, 0.0
     if isinstance(counter, Histogram):
         scaling = counter.scaling(how.least)
         lower, scale = scaling.lower, scaling.scale + how.added
+    elif how.ends and counter.count:  # zeros have become what the mean does
+        lower, scale = counter.ends[0], (counter.ends[1] - counter.ends[0]) or 1.0
+        zeros = (counter.mean - lower) / scale
     else:
         lower, scale = counter.mean, max(counter.deviation + how.added, how.least or 0.0) or 1.0
-    return lower + first * scale, (last - first) * scale
-
-
-class MeanAndDeviation:
-    """Mean and standard deviation of data that streams by in pieces.
-
-    The sums of each piece are float64, those of all pieces are exact. So the result depends on how
-    the data is cut into pieces, but not on their order or on who adds which.
-    """
-
-    def __init__(self, *, done: bool = False) -> None:
-        self.done = done
-        """True once all pieces are added."""
-        self.count = 0
-        """Finite values seen."""
-        self._sum = self._squares = Fraction(0)
-
-    def add(self, array: NDArray[Any]) -> None:
-        """Count the values of a piece, of any shape."""
-        flags: Any = ("external_loop", "buffered", "zerosize_ok")
-        for piece in np.nditer(array, flags, buffersize=_PIECE):
-            values = np.asarray(piece).astype(np.float64)
-            values = values[np.isfinite(values)]
-            with np.errstate(over="ignore"):
-                squares = float(np.square(values).sum())
-            if math.isinf(squares):
-                raise PenstockError(
-                    f"the squares of values as large as {abs(values).max():.3g} are no float64; "
-                    "--normalize fixed takes a range of yours"
-                )
-            self.count += values.size
-            self._sum += Fraction(float(values.sum()))
-            self._squares += Fraction(squares)
-
-    @property
-    def counts(self) -> dict[str, NDArray[Any]]:
-        """The counts: arrays that `merge` adds to those of another one."""
-        return {"sums": np.array([str(self.count), str(self._sum), str(self._squares)])}
-
-    def merge(self, counts: Mapping[str, NDArray[Any]]) -> None:
-        """Add the `counts` of another one."""
-        count, total, squares = map(Fraction, counts["sums"].tolist())
-        self.count += int(count)
-        self._sum += total
-        self._squares += squares
-
-    def advance(self) -> None:
-        """End the only pass."""
-        self.done = True
-
-    @property
-    def mean(self) -> float:
-        """The mean; 0 where there was no value."""
-        return float(self._sum / self.count) if self.count else 0.0
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation of all values; 0 where there was none."""
-        if not self.count:
-            return 0.0
-        variance = self._squares / self.count - (self._sum / self.count) ** 2
-        return math.sqrt(max(float(variance), 0.0))
+    return lower + first * scale, (last - first) * scale, (zeros - first) / (last - first)
 
 
 class Histogram:

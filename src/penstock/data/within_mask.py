@@ -150,7 +150,7 @@ class ValueLimits:
         if scaling.clip is not None:
             ends = ends.clip(*scaling.clip)
         ends = np.where(counted, ends, 0)
-        zero = self._bare[channel] & scaling.keeps_zeros
+        zero = self._bare[channel] & (scaling.zeros is not None)
         ends[0] = np.where(zero, np.minimum(ends[0], 0), ends[0])
         ends[1] = np.where(zero, np.maximum(ends[1], 0), ends[1])
         return ends.astype(np.float64)

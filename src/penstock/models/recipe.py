@@ -77,9 +77,9 @@ class Sliding:
     Else it is highest at the voxel behind it."""
     floor: float = 0.0
     """The least weight of a voxel in a Gaussian window."""
-    fill: float | None = None
-    """The value that stands beyond the volume for the network, once values are normalised; None if
-    the volume is mirrored there."""
+    fill: float | Literal["edge"] | None = None
+    """The value that stands beyond the volume for the network, once values are normalised, or edge
+    for that of the nearest voxel; None if the volume is mirrored there."""
 
 
 @dataclass(frozen=True, slots=True)

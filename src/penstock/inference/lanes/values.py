@@ -34,19 +34,19 @@ def normalise_(patch: Tensor, scalings: Sequence[Scaling]) -> None:
     """Normalise a patch (channels, spatial...) in place, by one scaling or by one a channel."""
     for part, scaling in zip([patch] if len(scalings) == 1 else patch, scalings, strict=True):
         # Found before the values change: what becomes 0 by the scaling is not meant.
-        zeros = part == 0 if scaling.keeps_zeros else None
+        zeros = part == 0 if scaling.zeros is not None else None
         if (scaling.lower, scaling.scale) != (0.0, 1.0):
             part.sub_(scaling.lower).div_(scaling.scale)
         if scaling.clip is not None:
             part.clamp_(*scaling.clip)
         if zeros is not None:
-            part.masked_fill_(zeros, 0)
+            part.masked_fill_(zeros, scaling.zeros or 0)
 
 
-def fill_beyond_(patch: Tensor, seen: Box, volume: Box, value: float | None) -> None:
-    """Fill the voxels of a patch (channels, spatial...) that lie beyond a volume, in place. None
-    fills nothing. ``seen`` is the box of the patch."""
-    if value is None or seen in volume:
+def fill_beyond_(patch: Tensor, seen: Box, volume: Box, value: float | str | None) -> None:
+    """Fill the voxels of a patch (channels, spatial...) that lie beyond a volume, in place. What is
+    no number fills nothing. ``seen`` is the box of the patch."""
+    if not isinstance(value, float) or seen in volume:
         return
     # Boxes have three axes. The patch of a net of planes lacks z.
     first = 3 - (patch.ndim - 1)

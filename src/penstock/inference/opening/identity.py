@@ -34,6 +34,7 @@ VOXEL_CODE = (
     "data/box.py",
     "data/within_mask.py",
     "data/levels.py",
+    "data/moments.py",
     "data/normalize.py",
     "data/resampling.py",
     "data/stores",

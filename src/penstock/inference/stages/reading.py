@@ -92,7 +92,10 @@ class BrickReader:
             outside = seen[(seen < low) | (seen >= high)]
             planes = np.moveaxis(whole, axis + 1, 0)
             origin = hull.start[axis]
-            planes[outside - origin] = planes[reflect(outside, low, high) - origin]
+            near = reflect(outside, low, high)
+            if job.sliding.fill == "edge":
+                near = outside.clip(low, high - 1)
+            planes[outside - origin] = planes[near - origin]
         return _compact(whole, brick.read.within(hull))
 
     def prepare(self, loaded: Loaded) -> None:

@@ -100,7 +100,7 @@ def known_scalings(job: Job, journal: Journal) -> dict[int, Scalings]:
     saved = {number: journal.statistics.get(str(number)) for number in volumes}
     return {
         number: tuple(
-            how.of_numbers(each["lower"], each["scale"])
+            how.of_numbers(each["lower"], each["scale"], each["zeros"])
             for how, each in zip(job.values.each, counted["channels"], strict=True)
         )
         for number, counted in saved.items()
@@ -171,7 +171,8 @@ def _save(run: Run, number: int, counters: Counters) -> None:
     for how, counter in zip(job.values.each, counters, strict=False):
         assert not isinstance(counter, ValueLimits)
         scaling = how.scaling(counter)
-        each.append({"count": counter.count, "lower": scaling.lower, "scale": scaling.scale})
+        numbers = {"lower": scaling.lower, "scale": scaling.scale, "zeros": scaling.zeros}
+        each.append({"count": counter.count, **numbers})
         if isinstance(limits, ValueLimits):
             kind = job.source.dtype
             each[-1]["limits"] = limits.normalised(len(each) - 1, scaling, kind).tolist()

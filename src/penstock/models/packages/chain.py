@@ -38,6 +38,10 @@ class Chain:
             UsageError: What was done before does not let it.
         """
         size = self._channels if by_channel else 1
+        kept = Normalisation("moments", nonzero=True)
+        if how == Normalisation("percentiles", 0, 100) and self.each == [kept] * size:
+            self.each = [replace(kept, ends=True)] * size
+            return
         if len(self.each) not in (1, size) or not all(_falls_away(b, how) for b in self.each):
             raise self._refuse(
                 f"{name} counts numbers of its input after another step, which is not done; do that"
@@ -59,7 +63,7 @@ class Chain:
         self.each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]
 
     def _after(self, how: Normalisation, lower: float, scale: float) -> Normalisation:
-        if how.nonzero and (lower, scale) != (0.0, 1.0):
+        if how.nonzero and not how.ends and (lower, scale) != (0.0, 1.0):
             raise self._refuse("its input is scaled again after what is not 0 was, which is not "
                                "done")  # fmt: skip
         given = how.counts is None

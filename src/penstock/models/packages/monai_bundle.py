@@ -242,12 +242,13 @@ def _sliding(parcel: Parcel, inferer: Mapping[str, Any], spatial: int) -> Slidin
         str(inferer.get(key, "constant")).rpartition(".")[2].lower()
         for key in ("mode", "padding_mode")
     )
-    if mode not in ("constant", "gaussian") or padding not in ("constant", "reflect"):
+    beyond: dict[str, Any] = {"constant": 0.0, "reflect": None, "replicate": "edge"}
+    if mode not in ("constant", "gaussian") or padding not in beyond:
         raise parcel.refuse(
             f"its inferer has mode {mode} and padding_mode {padding}; constant and gaussian are "
-            "made, and constant and reflect"
+            "made, and constant, reflect and replicate"
         )
-    fill = None
+    fill = beyond[padding]
     if padding == "constant":
         fill = number_of(parcel, "inferer", inferer, "cval", 0.0)
     if mode == "constant":
