@@ -76,6 +76,7 @@ AGAIN = {
     "infer": "; run again with --resume",
     "convert": "; run again with --resume",
     "label": "; run again with --resume",
+    "pyramid": "; run again, with --resume if you named OUT",
     "predict": "; run again with --resume",
     "launch": "; run again with --resume",
     "train": "; run again with --resume, which goes on from the last checkpoint if there is one",
