@@ -163,7 +163,11 @@ def _main(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3
-    except (Exception, SystemExit) as error:  # code of one's own that exits has not done the verb
+    except (Exception, SystemExit) as error:
+        # Code of one's own that exits has not done the verb. The parser of a command within one
+        # exits after its help, or its error.
+        if isinstance(error, SystemExit) and not where_in_users_code(error):
+            raise
         _trace(error)
         absence = absent(error, EXTRAS.get(args.verb, "infer"))
         print(f"penstock {args.verb}: {absence or _fault(error)}", file=sys.stderr)

@@ -118,7 +118,7 @@ class Writing:
         write, so that damage by the store or by broken memory can be seen later."""
         output = self.job.outputs[number]
         where = f"block {block.index} {block.box} of {output.sink.name}"
-        with self.watch.stage("write", where):
+        with self.watch.stage("write", where, timed=self.job.heads[number].summed):
             array = self._values(number, block)
         with self.watch.stage("checksum", where):
             check = digest_of([array])
