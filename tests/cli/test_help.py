@@ -78,6 +78,13 @@ def test_a_word_that_is_not_known_is_named(words: str, sentence: str, capsys) ->
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flag", "code"), [("--help", 0), ("--nonsense", 2)])
+def test_a_command_within_one_ends_as_by_itself(flag: str, code: int, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["slurm", "render", "--", "infer", flag])
+    assert ended.value.code == code and "SystemExit" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("switch", "value"), [("--equal", True), ("--no-equal", False)])
 def test_a_switch_of_three_states_takes_no_value(switch: str, value: bool) -> None:
     words = ["label", "in.zarr", switch, "out.zarr"]

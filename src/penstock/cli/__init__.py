@@ -77,6 +77,7 @@ AGAIN = {
     "infer": "; run again with --resume",
     "convert": "; run again with --resume",
     "label": "; run again with --resume",
+    "pyramid": "; run again, with --resume if you named OUT",
     "predict": "; run again with --resume",
     "launch": "; run again with --resume",
     "train": "; run again with --resume, which goes on from the last checkpoint if there is one",
@@ -163,7 +164,11 @@ def _main(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3
-    except (Exception, SystemExit) as error:  # code of one's own that exits has not done the verb
+    except (Exception, SystemExit) as error:
+        # Code of one's own that exits has not done the verb. The parser of a command within one
+        # exits after its help, or its error.
+        if isinstance(error, SystemExit) and not where_in_users_code(error):
+            raise
         _trace(error)
         absence = absent(error, EXTRAS.get(args.verb, "infer"))
         print(f"penstock {args.verb}: {absence or _fault(error)}", file=sys.stderr)

@@ -159,7 +159,8 @@ class Writing:
         write, so that damage by the store or by broken memory can be seen later."""
         output = self.job.outputs[number]
         where = f"block {block.index} {block.box} of {output.sink.name}"
-        with self.watch.stage("write", where):
+        made = self.job.heads[number].summed or self.job.geometry.back is not None
+        with self.watch.stage("write", where, timed=made):
             array = self._values(number, block, flags)
         with self.watch.stage("checksum", where):
             check = digest_of([array])
