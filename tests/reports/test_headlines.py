@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.base import UsageError
 from penstock.instruments.record import Record
 from penstock.reports.ledger_report import report_of_records
 from penstock.reports.loader.report import loader_headlines, loader_sections
@@ -89,6 +90,15 @@ def test_a_queue_is_bound_by_reading_or_by_computing(read: float, said: str) -> 
     (line,) = queue_headlines(queued(read))
     assert line.startswith(said)
     assert ("A reader 2.66x as fast would keep it fed." in line) == (read == 2.66)
+
+
+def test_a_queue_of_endless_iterations_is_not_simulated() -> None:
+    """A damaged record took all memory."""
+    records = [
+        each.model_copy(update={"case": each.case | {"iterations": 10**50}}) for each in queued(2.0)
+    ]
+    with pytest.raises(UsageError, match=r"q holds a record .*: a case has 1e\+50 iterations"):
+        report_of_records(records, "q")
 
 
 def test_what_a_queue_lacks_is_said() -> None:

@@ -29,6 +29,8 @@ QUEUE_COLUMNS = Columns(
     tuple("data shuffle seed batch_size compute compute_time iterations machine_key".split()),
 )
 
+_MOST_ITERATIONS = 1_000_000
+
 
 @dataclass(frozen=True)
 class QueueCell(Cell):
@@ -62,7 +64,10 @@ class QueueCell(Cell):
 
     @property
     def iterations(self) -> int:
-        return int(self.case["iterations"])
+        iterations = int(self.case["iterations"])
+        if iterations > _MOST_ITERATIONS:  # each is simulated
+            raise ValueError(f"a case has {iterations:.3g} iterations")
+        return iterations
 
     @property
     def compute_s(self) -> float:
