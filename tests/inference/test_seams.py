@@ -164,7 +164,7 @@ def test_what_is_found_is_kept_by_weights_and_code(tmp_path, monkeypatch) -> Non
         ((256, 256, 256), 16, 4, (144, 144, 144)),
         ((1000, 512, 20), 16, 4, (144, 144, 48)),
         ((256, 256, 256), 0, 4, (128, 128, 128)),
-        ((256, 256, 600), 0, 1, (8, 256, 512)),
+        ((256, 256, 600), 0, 1, (128, 128, 128)),
         ((3, 600), 0, 1, (3, 512)),
         ((4000, 300), 10, 2, (520, 320)),
         ((256, 256, 256), 96, 8, None),
@@ -172,7 +172,22 @@ def test_what_is_found_is_kept_by_weights_and_code(tmp_path, monkeypatch) -> Non
 )
 def test_a_patch_is_a_chunk_and_its_halo(extent, overlap, step, patch) -> None:
     axes = len(extent)
-    assert chunk_and_halo(extent, (overlap,) * axes, (step,) * axes) == patch
+    assert chunk_and_halo(extent, (overlap,) * axes, (step,) * axes, (128,) * axes) == patch
+
+
+@pytest.mark.parametrize(
+    ("extent", "chunk", "patch"),
+    [
+        ((256, 256, 600), (64, 64, 64), (128, 128, 128)),
+        ((100, 90, 600), (128, 128, 128), (100, 90, 128)),
+        ((100, 90, 60), (32, 32, 32), (100, 90, 60)),
+        ((256, 2048, 2048), (32, 512, 512), (32, 256, 256)),
+        ((200, 2048, 2048), (1, 2048, 2048), (8, 512, 512)),
+        ((200, 2048, 2048), (1, 1, 1), (8, 512, 512)),
+    ],
+)
+def test_a_network_that_sees_one_voxel_takes_whole_chunks(extent, chunk, patch) -> None:
+    assert chunk_and_halo(extent, (0,) * 3, (1,) * 3, chunk) == patch
 
 
 def test_exact_is_said_of_patches_on_the_grid_alone() -> None:

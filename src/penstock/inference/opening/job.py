@@ -203,7 +203,9 @@ class Job:
         """Decide patch and overlap, fit the net to them, and return its heads. Their grids may
         change an overlap that is open."""
         has_z, bare = "z" in source.axes, replace(self.bare, in_channels=model.in_channels)
-        self.tiled = tiled(self.config, bare, source.domain.shape[2:], has_z, self.begun)
+        self.tiled = tiled(
+            self.config, bare, source.domain.shape[2:], source.chunks[2:], has_z, self.begun
+        )
         config = self.tiled.config
         shape = patch_shape(config, has_z, model.spatial_axes)
         net = fit_net(config, self.devices, model, shape, source.dtype)

@@ -74,6 +74,7 @@ def tiled(
     config: InferConfig,
     model: Model,
     extent: tuple[int, ...],
+    chunk: tuple[int, ...],
     has_z: bool,
     begun: Mapping[str, Any],
 ) -> Tiled:
@@ -83,6 +84,7 @@ def tiled(
         config: The settings. What they say is kept.
         model: The model, without what is done to its input and output.
         extent: Shape of the volume, z y x.
+        chunk: Shape of a chunk of it, likewise.
         has_z: Whether the input has an axis z.
         begun: The run.json of the run that the job goes on with; empty if there is none.
 
@@ -104,13 +106,15 @@ def tiled(
     if reach is None:
         return Tiled(config, "", measured=True)
     if reach.exact:
-        cut = _exactly(config, reach, extent[3 - axes :])
+        cut = _exactly(config, reach, extent[3 - axes :], chunk[3 - axes :])
     else:
         cut = Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), reach.line(), measured=True)
     return replace(cut, step=reach.step)
 
 
-def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...]) -> Tiled:
+def _exactly(
+    config: InferConfig, reach: Reach, extent: tuple[int, ...], chunk: tuple[int, ...]
+) -> Tiled:
     """Patch and overlap for a network that has an exact tiling, as far as they are open."""
     axes = len(extent)
     least = least_overlap(reach, max(config.trim_voxels or 0, *(config.halo or (0,))))
@@ -119,7 +123,7 @@ def _exactly(config: InferConfig, reach: Reach, extent: tuple[int, ...]) -> Tile
     wanted = " ".join(map(str, least))
     overlap = config.overlap or least
     if config.sides is None and config.overlap is None:
-        patch = chunk_and_halo(extent, _each(overlap, axes), reach.step)
+        patch = chunk_and_halo(extent, _each(overlap, axes), reach.step, chunk)
         if patch is None:
             line = f"not exact: it needs an --overlap of {wanted}, and far larger patches"
             return Tiled(_with(config, FIXED_PATCH, FIXED_OVERLAP), line, measured=True)

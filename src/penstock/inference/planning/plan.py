@@ -20,7 +20,9 @@ from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, r
 from .cuts import Extent, Parts, cuts
 from .memory import (
     HEAP_GAPS,
+    KEPT_GAPS,
     LEVEL_VOXEL_BYTES,
+    RUNTIME_BYTES,
     Facts,
     HostMemory,
     brick_budget,
@@ -277,9 +279,10 @@ def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int)
         cache = cache_bytes(facts, cached)
         # Chunks that were decoded lie in the cache, as far as it holds them.
         decoding = max(0, plan.memory.decoding - cache)
+        runtime = RUNTIME_BYTES + int(KEPT_GAPS * (cache + plan.memory.assembly))
         yield replace(
             plan,
-            memory=replace(plan.memory, cache=cache, decoding=decoding),
+            memory=replace(plan.memory, cache=cache, decoding=decoding, runtime=runtime),
             read_bytes=int(decoded * facts.in_bytes * facts.stored_share) * facts.num_volumes,
         )
 

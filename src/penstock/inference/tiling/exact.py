@@ -13,6 +13,7 @@ edges as patches are.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 from ...models import Reach
@@ -23,7 +24,8 @@ _CORE = {2: 512, 3: 128}
 """The side of a core that is liked best: a chunk of a volume. Larger patches cost time in the
 operating system, which maps their memory; smaller ones compute more context."""
 _FLAT = {2: (512, 512), 3: (8, 512, 512)}
-"""The patch of a network that sees one voxel: as many voxels as the core, in long rows."""
+"""The patch of a network that sees one voxel, where chunks are thinner: as many voxels as the core,
+in long rows."""
 _MORE = 1.05
 """Share of the least work that a side may compute to be nearer to that."""
 _GRAIN = 8
@@ -69,7 +71,7 @@ def is_exact(reach: Reach, patch: Sequence[int], overlap: Sequence[int]) -> bool
 
 
 def chunk_and_halo(
-    extent: Sequence[int], overlap: Sequence[int], step: Sequence[int]
+    extent: Sequence[int], overlap: Sequence[int], step: Sequence[int], chunk: Sequence[int]
 ) -> tuple[int, ...] | None:
     """The patch for a volume: a chunk of it and its halo.
 
@@ -77,6 +79,7 @@ def chunk_and_halo(
         extent: Shape of the volume, an entry for each axis of the network.
         overlap: The overlap, likewise.
         step: The number of which sides must be multiples, likewise.
+        chunk: Shape of a chunk of the volume, likewise.
 
     Returns:
         The patch; None if the overlap is so wide that patches would compute far more than the
@@ -84,11 +87,26 @@ def chunk_and_halo(
     """
     axes = len(extent)
     if not any(overlap) and max(step) == 1:  # no edge is seen, so no patch needs to go beyond it
-        return tuple(map(min, extent, _FLAT[axes]))
+        thin = axes == 2 or chunk[0] < _FLAT[3][0]
+        return tuple(map(min, extent, _FLAT[axes])) if thin else _whole_chunks(extent, chunk)
     patch = tuple(_side(n, o, s, axes) for n, o, s in zip(extent, overlap, step, strict=True))
     work = math.prod(p / max(1, p - o) for p, o in zip(patch, overlap, strict=True))
     fits = all(p > o for p, o in zip(patch, overlap, strict=True))
     return patch if fits and work <= _MOST_WORK else None
+
+
+def _whole_chunks(extent: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+    """About as many voxels as the core, in whole chunks or in an even share of one, so that each is
+    decoded once and kept for no other patch."""
+    sides, most = list(map(min, extent, chunk)), _CORE[3] ** 3
+    while math.prod(sides) > most:
+        longest = sides.index(max(sides))
+        sides[longest] = -(-sides[longest] // 2)
+    while 2 * math.prod(sides) <= most and any(map(operator.lt, sides, extent)):
+        shorter = [axis for axis, side in enumerate(sides) if side < extent[axis]]
+        least = min(shorter, key=sides.__getitem__)
+        sides[least] = min(extent[least], 2 * sides[least])
+    return tuple(sides)
 
 
 def _side(extent: int, overlap: int, step: int, axes: int) -> int:
