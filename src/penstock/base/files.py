@@ -11,12 +11,13 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from .errors import UsageError, as_usage_error, describe
+from .groups import with_each
 
 try:
     import fcntl
@@ -323,7 +324,7 @@ def json_text(document: Any, indent: int | None = 2) -> str:
     Returns:
         The text, with a newline.
     """
-    return json.dumps(_finite(document), indent=indent, allow_nan=False) + "\n"
+    return json.dumps(with_each(document, _finite), indent=indent, allow_nan=False) + "\n"
 
 
 def parsed_json(text: str | bytes) -> Any:
@@ -376,10 +377,13 @@ def system_errors(what: str) -> AbstractContextManager[None]:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders; of a link the link alone."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import Refused, UsageError, format_bytes, store_around
+from ...base import Refused, UsageError, format_bytes, remove, store_around
 from .format import (
     CHECKS,
     DOCUMENT,
@@ -60,15 +60,6 @@ def check_strangers(place: str, strangers: Iterable[str], what: str) -> None:
     """Refuse to remove a folder that holds what is not ours."""
     if first := min(strangers, default=""):
         raise UsageError(f"{place} holds {first} beside {what}; nothing was removed")
-
-
-def remove(paths: Iterable[Path]) -> None:
-    """Remove files and folders; of a link the link alone."""
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def clear(root: Path, overwrite: bool) -> None:

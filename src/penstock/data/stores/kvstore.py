@@ -233,14 +233,19 @@ def store_folder(spec: Mapping[str, Any], array: Path | None) -> Path | None:
     A key-value store may be a folder of many stores. Then it is the first folder on the way that is
     named like a store.
     """
-    while isinstance(spec.get("base"), Mapping):
-        spec = spec["base"]
     if array is None:
         return None
-    depth = len(Path(spec.get("path", "").strip("/")).parts)
+    depth = len(Path(innermost(spec).get("path", "").strip("/")).parts)
     folders = [array, *array.parents][depth::-1]
     named = (folder for folder in folders if folder.suffix in (".zarr", ".n5"))
     return next(named, folders[0] if folders[0].name else array)
+
+
+def innermost(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of the array that views and casts are of."""
+    while isinstance(spec.get("base"), Mapping):
+        spec = spec["base"]
+    return spec
 
 
 def address(spec: Any) -> str:
