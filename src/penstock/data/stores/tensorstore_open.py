@@ -212,7 +212,7 @@ def _packing(
 ) -> Packing | None:  # fmt: skip
     """What the attributes of a Zarr array say of its numbers."""
     fill = array.fill_value if stored["driver"] == "zarr" else None
-    fill = None if fill is None or fill.size != 1 else float(fill)
+    fill = None if fill is None or fill.size != 1 else fill.item()
     return packing_of(attributes, dtype, where, fill)
 
 
