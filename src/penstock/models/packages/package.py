@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import UsageError, as_usage_error
+from ...base import UsageError, as_usage_error, well_formed
 from ..recipe import Recipe
 from ..registry import BIOIMAGEIO, MONAI, NNUNET
 
@@ -162,7 +162,9 @@ def open_package(path: Path, kind: str, *, trusted: bool) -> Package:
         _UNPACKED.append(made)
         folder = unpacked(path, Path(made.name))
     room = importlib.import_module(_ROOMS[kind], __package__)
-    package: Package = room.read(Parcel(path, folder, trusted))
+    parcel = Parcel(path, folder, trusted)
+    with well_formed(parcel.sentence("its files are malformed")):
+        package: Package = room.read(parcel)
     package.module.eval()
     return package
 
