@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ...base import (
+    PenstockError,
     UsageError,
     absolute,
     describe,
@@ -264,18 +265,19 @@ def _address(parts: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def explained_errors(where: str) -> Iterator[None]:
+def explained_errors(where: str, kind: type[PenstockError] = UsageError) -> Iterator[None]:
     """A context that turns TensorStore's errors into one sentence.
 
-    Raises:
-        UsageError: TensorStore raised an error; the sentence begins with ``where``.
+    Args:
+        where: What the sentence begins with.
+        kind: The kind of error that has it.
     """
     try:
         yield
     except UsageError:
         raise
     except (ValueError, TypeError, NotImplementedError, OSError) as error:
-        raise UsageError(f"{where}: {first_sentence(error)}") from error
+        raise kind(f"{where}: {first_sentence(error)}") from error
 
 
 def first_sentence(error: BaseException) -> str:
