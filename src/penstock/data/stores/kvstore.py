@@ -271,6 +271,12 @@ def explained_errors(where: str, kind: type[PenstockError] = UsageError) -> Iter
     Args:
         where: What the sentence begins with.
         kind: The kind of error that has it.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        PenstockError: TensorStore raised an error; it is of that kind.
     """
     try:
         yield
