@@ -93,6 +93,7 @@ from .extensions import blaming as blaming
 from .extensions import extension_names as extension_names
 from .extensions import find_extension as find_extension
 from .extensions import installed_version as installed_version
+from .files import STORE_FILES as STORE_FILES
 from .files import absolute as absolute
 from .files import append_line as append_line
 from .files import cache_folder as cache_folder

@@ -276,30 +276,26 @@ def unwritable(folder: Path) -> str:
         return error.strerror or describe(error)
 
 
-_STORE = (
-    ("zarr.json", "zarr_format"),
-    (".zarray", "zarr_format"),
-    (".zgroup", "zarr_format"),
-    ("attributes.json", "n5"),
-    ("attributes.json", "dataType"),
-)
-"""Files of a Zarr or N5 array or group, and a key that each has."""
+STORE_FILES = ("zarr.json", ".zarray", ".zgroup", "attributes.json")
+"""Files of which a Zarr or N5 array or group has one."""
+_STORE_KEYS = {"zarr_format", "n5", "dataType"}
+"""Keys of which such a file has one."""
 
 
 def store_around(path: Path) -> Path | None:
     """The outermost folder, from the root down to the path, that is a Zarr or N5 array or group."""
     around = (*reversed(real(path).parents), real(path))
-    stores = (place for place in around if any(_has(place / name, key) for name, key in _STORE))
+    stores = (place for place in around if any(_is_of_store(place / name) for name in STORE_FILES))
     return next(stores, None)
 
 
-def _has(file: Path, key: str) -> bool:
-    """Whether a file is a JSON object that has a key."""
+def _is_of_store(file: Path) -> bool:
+    """Whether a file is a JSON object as a Zarr or N5 has it."""
     try:
         document = parsed_json(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError):
         return False
-    return isinstance(document, dict) and key in document
+    return isinstance(document, dict) and not _STORE_KEYS.isdisjoint(document)
 
 
 def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:

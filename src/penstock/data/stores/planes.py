@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import (
+    STORE_FILES,
     UsageError,
     as_usage_error,
     in_order,
@@ -45,7 +46,6 @@ _WHOLE = (".png", ".bmp", ".jpg", ".jpeg", ".webp")
 """The endings of pictures that are decoded from the top, whichever part is read."""
 _STACKED = ("ometiff", "raster", "in_memory", "nifti")
 """The rooms of formats that may be planes of a volume."""
-_MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of a store
 
 
 def plane_files(path: str) -> list[Path] | None:
@@ -57,7 +57,7 @@ def plane_files(path: str) -> list[Path] | None:
     if glob.has_magic(path) and not place.exists():
         names = glob.glob(str(place))  # noqa: PTH207 -- absolute ones too
         files = [file for file in map(Path, names) if file.is_file()]
-    elif place.is_dir() and not any((place / marker).exists() for marker in _MARKERS):
+    elif place.is_dir() and not any((place / marker).exists() for marker in (*STORE_FILES, "info")):
         inside = [file for file in place.iterdir() if file.is_file()]
         files = next(filter(None, (_with(inside, endings) for endings in _PICTURES)), [])
         files = files or [file for file in inside if is_slice(file)]
