@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import Refused, UsageError, format_bytes, remove, store_around
+from ...base import Refused, UsageError, format_bytes, nearest, remove, store_around
 from .format import (
     CHECKS,
     DOCUMENT,
@@ -98,7 +98,7 @@ def check_room(root: Path, need: int, what: str, remedy: str) -> None:
     Raises:
         Refused: The disk is too full.
     """
-    folder = next(path for path in (root, *root.absolute().parents) if path.is_dir())
+    folder = nearest(root)
     free = shutil.disk_usage(folder).free
     if need > free:
         raise Refused(
