@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from penstock.data.neurites import PSF_SIGMA
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from penstock.data.neurites import PSF_SIGMA
 from penstock.data.volumes import CAMERA_OFFSET, clean_volume, noisy
 from penstock.models.unet3d import denoise_tiny
 

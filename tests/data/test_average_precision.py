@@ -75,11 +75,3 @@ def test_coco_ap_of_nothing() -> None:
     assert coco_ap([]) == coco_ap([empty])
     assert set(coco_ap([]).values()) == {None}
     assert set(coco_ap([missed]).values()) == {0.0}
-
-
-def test_a_box_of_any_class_counts_unless_classes_do() -> None:
-    boxes, classes = some_results(5)[0].true_boxes, np.arange(1, 9)
-    labels = classes[: len(boxes)]
-    wrong = ImageResult(boxes, np.ones(len(boxes)), boxes, labels + 1, labels)
-    assert coco_ap([wrong], by_class=True)["AP"] == 0
-    assert coco_ap([wrong])["AP"] == pytest.approx(1.0)

@@ -94,6 +94,41 @@ def test_values_are_those_of_the_conventions(stored, unsigned, fill, missing, en
     np.testing.assert_array_equal(out, right.astype(np.float32))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "unsigned", "fill", "stands"),
+    [
+        ("int64", "false", -(2**63) + 2, -(2**63) + 2),  # NetCDF's own, as the next
+        ("uint64", "true", 2**64 - 2, 2**64 - 2),
+        ("int64", "false", 2**63 - 1, 2**63 - 1),
+        ("int64", "false", str(2**63 - 1), 2**63 - 1),  # as GeoTIFF says it
+        ("int64", "true", -2, 2**64 - 2),
+    ],
+)
+def test_a_missing_value_of_64_bits_counts_to_its_last_digit(
+    dtype: str, unsigned: str, fill: Any, stands: int
+) -> None:
+    """No float64 has all of its digits."""
+    kind = "uint64" if unsigned == "true" else "int64"
+    stored = np.array([[stands, stands - 1, 7]], kind).view(dtype)
+    packing = packing_of({"_FillValue": fill, "_Unsigned": unsigned}, stored.dtype, "here")
+    assert packing is not None
+    values = np.empty(stored.shape)
+    packing.decode(stored, values)
+    assert np.isnan(values).tolist() == [[True, False, False]]
+
+
+@pytest.mark.parametrize("fill", [-(2**63) + 2, 2**63 - 1])
+def test_the_fill_value_of_a_packed_zarr_2_does_too(fill: int, tmp_path: Path) -> None:
+    array = {
+        "zarr_format": 2, "shape": [1, 3], "chunks": [1, 3], "dtype": "<i8", "fill_value": fill,
+        "order": "C", "compressor": None, "filters": None,
+    }  # fmt: skip
+    (tmp_path / ".zarray").write_text(json.dumps(array))
+    (tmp_path / ".zattrs").write_text(json.dumps({"scale_factor": 0.5}))
+    (tmp_path / "0.0").write_bytes(np.array([fill, 7, 8], "<i8").tobytes())
+    np.testing.assert_array_equal(values_of(tmp_path), [[[np.nan, 3.5, 4]]])
+
+
 def test_bytes_that_a_file_calls_signed_are() -> None:
     said = {"_Unsigned": "false", "_FillValue": 255, "valid_range": [-3, 100]}
     packing = packing_of(said, np.dtype("uint8"), "here")

@@ -206,8 +206,10 @@ def test_imaris_pads_its_chunks_and_says_the_size() -> None:
             group = file[f"DataSet/ResolutionLevel 0/TimePoint {t}/Channel {c}"]
             del group["Data"]
             group["Data"] = right[t, c]
+        file["DataSetInfo/Image"].attrs["ExtMax2"] = letters(0)  # so it says no depth
     source, made = read("b.ims")
-    assert (made == right).all() and source.scale == (1, 1, 2, 1, 0.5) and not source.omero
+    assert (made == right).all() and source.scale == (1, 1, 1, 1, 0.5) and not source.omero
+    assert source.units == (None, None, None, "micrometer", "micrometer")
     refused("a.ims", "level 1 does not exist; 1 level", level=1)
 
 
@@ -228,6 +230,16 @@ def test_nifti_is_read_as_nibabel_reads_it(suffix: str, slope: float | None) -> 
     assert source.scale == (1, 1, 3, 1, 0.5) and source.translation == (0, 0, 9, -8, 7)
     assert source.units[2:] == ("millimeter",) * 3
     assert (read(f"a.{suffix}", raw=True)[1][0, 0].transpose(2, 1, 0) == stored).all()
+
+
+def test_a_nifti_that_does_not_say_how_far_times_are_apart_gets_no_second() -> None:
+    image = nibabel.Nifti1Image(np.zeros((4, 3, 2, 2), "int16"), np.eye(4))
+    image.header.set_xyzt_units("mm", "sec")
+    image.header["pixdim"][4] = 0
+    nibabel.save(image, "a.nii")
+    source = read("a.nii")[0]
+    assert source.axes == "tzyx" and source.scale == (1,) * 5
+    assert source.units == (None, None, *("millimeter",) * 3)
 
 
 def _patched(path: Path, at: int, numbers: Array) -> None:

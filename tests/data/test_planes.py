@@ -1,5 +1,6 @@
 """Files that are the planes of a volume, by their names."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,20 @@ def test_planes(form: dict[str, Any]) -> None:
     tifffile.imwrite("planes/img_7.tif", ZYX[0, :9])
     refused("planes/*.tif", "img_7.tif: has 9 x 41 of uint16")
     refused("planes/none*.tif", "no file has such a name")
+
+
+def test_numbers_that_lie_far_apart_take_no_memory() -> None:
+    """Such as times in milliseconds: all numbers between them do not fit into any memory."""
+    for number in (0, 10**6, 2 * 10**6):
+        tifffile.imwrite(f"{number}.tif", ZYX[0])
+    tracemalloc.start()
+    try:
+        assert read("*.tif")[0].domain.shape == (1, 1, 3, 37, 41)
+        tifffile.imwrite("1.tif", ZYX[0])
+        refused("*.tif", "1,999,997 planes missing between 0.tif and 2000000.tif: 2, 3, 4, 5, 6, 7")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_planes_share_one_cache(monkeypatch) -> None:

@@ -212,6 +212,18 @@ def test_a_path_that_leads_out_of_a_package_is_refused(named: str, because: str,
         Parcel(tmp_path / "in", tmp_path / "in", trusted=True).file(named)
 
 
+@pytest.mark.parametrize("inputs", [{"image": 5}, {"image": {"num_channels": "two"}}, [1]])
+def test_files_of_a_package_that_hold_something_else_are_refused(inputs: Any, tmp_path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "model.pt").touch()
+    (tmp_path / "configs" / "inference.json").write_text("{}")
+    metadata = {"network_data_format": {"inputs": inputs}}
+    (tmp_path / "configs" / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(UsageError, match=f"^--model {tmp_path}: its files are malformed: "):
+        load_model(str(tmp_path))
+
+
 def test_a_zip_that_is_damaged_or_leads_out_is_refused(tmp_path, capsys) -> None:
     np.save(tmp_path / "v.npy", np.zeros((4, 4), "uint8"))
     path = tmp_path / "model.zip"
@@ -324,6 +336,8 @@ def test_what_a_bundle_wants_and_is_not_done_is_refused(tmp_path) -> None:
     assert "$True, which may turn off" in refused(preprocessing=off)
     unknown = {"_target_": "UNet", "spatial_dims": 3, "img_size": 96}
     assert "unexpected keyword argument 'img_size'" in refused(network_def=unknown)
+    lists = {"subtrahend": [1.0] * 2, "divisor": [1.0] * 3, "channel_wise": True}
+    assert "malformed: shape mism" in refused(preprocessing=steps("NormalizeIntensityd", **lists))
     bundle(tmp_path / "bundle")
     (tmp_path / "bundle" / "models" / "model.pt").unlink()
     with pytest.raises(UsageError, match=r"lacks models/model\.pt"):

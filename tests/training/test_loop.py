@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.base import TRAIN_DEFAULTS, PenstockError, TrainConfig, UsageError, build, held_alone
+from penstock.base import (
+    ARGS,
+    CHECKPOINTS,
+    TRAIN_DEFAULTS,
+    PenstockError,
+    TrainConfig,
+    UsageError,
+    build,
+    held_alone,
+)
 from penstock.bench.launch.worker import status_of
 from penstock.cli import main
 
@@ -308,6 +317,20 @@ def test_scores_and_metrics_may_be_numbers_of_any_kind(tmp_path) -> None:
     results = train_workload(f"{tmp_path / 'own.py'}:OtherNumbers", config)
     assert results["final"] == {"val_acc": 0.5, "val_loss": 0.25, "val_n": 3.0}
     assert results["history"][0]["train_one"] == 1.0
+
+
+def test_of_a_folder_that_a_run_links_to_the_link_alone_goes(tmp_path) -> None:
+    """Such as one for checkpoints on another disk."""
+    from penstock.training.run_folder import take_folder
+
+    disk, out = tmp_path / "disk", tmp_path / "out"
+    disk.mkdir()
+    (disk / "last.pt").touch()
+    out.mkdir()
+    (out / ARGS).write_text('{"workload": "spiral"}')
+    (out / CHECKPOINTS).symlink_to(disk)
+    assert not take_folder(config_of(out, overwrite=True), is_first=True)
+    assert [*out.iterdir()] == [out / ARGS] and (disk / "last.pt").is_file()
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ from .errors import Undecided as Undecided
 from .errors import UsageError as UsageError
 from .errors import absent as absent
 from .errors import as_usage_error as as_usage_error
+from .errors import causes_of as causes_of
 from .errors import check_equal as check_equal
 from .errors import describe as describe
 from .errors import missing as missing
@@ -92,6 +93,7 @@ from .extensions import blaming as blaming
 from .extensions import extension_names as extension_names
 from .extensions import find_extension as find_extension
 from .extensions import installed_version as installed_version
+from .files import STORE_FILES as STORE_FILES
 from .files import absolute as absolute
 from .files import append_line as append_line
 from .files import cache_folder as cache_folder
@@ -109,6 +111,7 @@ from .files import lock_file as lock_file
 from .files import nearest as nearest
 from .files import parsed_json as parsed_json
 from .files import read_json as read_json
+from .files import remove as remove
 from .files import replacing as replacing
 from .files import set_aside as set_aside
 from .files import store_around as store_around

@@ -199,8 +199,8 @@ def where_in_users_code(error: BaseException) -> str:
     The user's code is all code but that of Penstock, torch, numpy, Python and readers of files. The
     text is empty if the traceback has none of it.
     """
-    place, link = "", error
-    while True:
+    place = ""
+    for link in causes_of(error):
         for frame, line in traceback.walk_tb(link.__traceback__):
             # `__main__` may be a module of Penstock; its spec names the package.
             spec = frame.f_globals.get("__spec__")
@@ -210,8 +210,16 @@ def where_in_users_code(error: BaseException) -> str:
             a_library = top in _NOT_THE_USERS or top in sys.stdlib_module_names
             if not file.startswith("<") and (not a_library or top == "__main__"):
                 place = f" ({file}, line {line})"
-        if place or link.__cause__ is None:
-            return place
+        if place:
+            break
+    return place
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and so on."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
         link = link.__cause__
 
 

@@ -11,12 +11,13 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from .errors import UsageError, as_usage_error, describe
+from .groups import with_each
 
 try:
     import fcntl
@@ -275,30 +276,26 @@ def unwritable(folder: Path) -> str:
         return error.strerror or describe(error)
 
 
-_STORE = (
-    ("zarr.json", "zarr_format"),
-    (".zarray", "zarr_format"),
-    (".zgroup", "zarr_format"),
-    ("attributes.json", "n5"),
-    ("attributes.json", "dataType"),
-)
-"""Files of a Zarr or N5 array or group, and a key that each has."""
+STORE_FILES = ("zarr.json", ".zarray", ".zgroup", "attributes.json")
+"""Files of which a Zarr or N5 array or group has one."""
+_STORE_KEYS = {"zarr_format", "n5", "dataType"}
+"""Keys of which such a file has one."""
 
 
 def store_around(path: Path) -> Path | None:
     """The outermost folder, from the root down to the path, that is a Zarr or N5 array or group."""
     around = (*reversed(real(path).parents), real(path))
-    stores = (place for place in around if any(_has(place / name, key) for name, key in _STORE))
+    stores = (place for place in around if any(_is_of_store(place / name) for name in STORE_FILES))
     return next(stores, None)
 
 
-def _has(file: Path, key: str) -> bool:
-    """Whether a file is a JSON object that has a key."""
+def _is_of_store(file: Path) -> bool:
+    """Whether a file is a JSON object as a Zarr or N5 has it."""
     try:
         document = parsed_json(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError):
         return False
-    return isinstance(document, dict) and key in document
+    return isinstance(document, dict) and not _STORE_KEYS.isdisjoint(document)
 
 
 def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
@@ -323,7 +320,7 @@ def json_text(document: Any, indent: int | None = 2) -> str:
     Returns:
         The text, with a newline.
     """
-    return json.dumps(_finite(document), indent=indent, allow_nan=False) + "\n"
+    return json.dumps(with_each(document, _finite), indent=indent, allow_nan=False) + "\n"
 
 
 def parsed_json(text: str | bytes) -> Any:
@@ -376,10 +373,13 @@ def system_errors(what: str) -> AbstractContextManager[None]:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders; of a link the link alone."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

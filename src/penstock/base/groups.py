@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import require
@@ -77,6 +77,23 @@ def natural(text: str) -> list[str | int]:
     ['z2', 'z10']
     """
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+
+
+def with_each(document: Any, change: Callable[[Any], Any]) -> Any:
+    """A document of mappings and sequences in which each other value is changed.
+
+    Args:
+        document: The document.
+        change: Gives what stands in the place of a value.
+
+    >>> with_each({"sides": (2, 3), "name": "x"}, str)
+    {'sides': ['2', '3'], 'name': 'x'}
+    """
+    if isinstance(document, Mapping):
+        return {str(name): with_each(value, change) for name, value in document.items()}
+    if isinstance(document, Sequence) and not isinstance(document, str | bytes):
+        return [with_each(value, change) for value in document]
+    return change(document)
 
 
 def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

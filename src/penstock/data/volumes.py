@@ -27,7 +27,7 @@ from ..base import StageError, in_order
 from .box import Box, Grid, indices
 from .packed.data_folder import check_outside, check_room
 from .stores.lock import OutputLock
-from .stores.lock_place import is_locked
+from .stores.lock_place import has_lock
 from .stores.open import open_sink, open_source
 from .stores.protocols import Sink
 
@@ -355,7 +355,7 @@ def write_volume(
 
 def create_anew(sink: Sink) -> None:
     """Create an output that no run writes; `UsageError` where one is writing there."""
-    if is_locked(sink):  # of a run that has ended: this is its output no more
+    if has_lock(sink):  # of a run that has ended: this is its output no more
         with OutputLock.briefly([sink]) as lock:
             lock.name()
     sink.create()

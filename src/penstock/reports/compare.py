@@ -298,11 +298,9 @@ def reasons_with_labels(
     pairs: Sequence[Pair], reasons: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
     """Each reason once, with the labels of its cases."""
-    labels: dict[str, list[str]] = {}
-    for pair in pairs:
-        for reason in reasons[pair.key]:
-            labels.setdefault(reason, []).append(pair.label)
-    return tuple(f"{reason} ({', '.join(cases)})" for reason, cases in labels.items())
+    each = ((reason, pair.label) for pair in pairs for reason in reasons[pair.key])
+    by_reason = group_by(each, lambda one: one[0]).items()
+    return tuple(f"{reason} ({', '.join(label for _, label in of)})" for reason, of in by_reason)
 
 
 def _texts(values: Iterable[Any]) -> list[str]:

@@ -14,6 +14,7 @@ from ..base import (
     RESULTS,
     RUN_FILE,
     STEPS,
+    STORE_FILES,
     SUITE_LEDGER,
     UsageError,
     plural,
@@ -29,8 +30,6 @@ MOST_FOLDERS = 20_000
 LOG_SUFFIXES = (".out", ".out.gz", ".log", ".log.gz")
 TRACKER_SUFFIXES = (".db", ".zip")
 """Ends of the names of logs of jobs, and of what trackers keep."""
-_STORES = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
-"""A folder with one of these holds an array, and no records."""
 
 
 class RecordPlace(NamedTuple):
@@ -140,7 +139,7 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, PlaceKind | None, list[s
                 f"{folder} holds more than {MOST_FOLDERS:,} folders; name one below it"
             )
         kind = kind_of_place(Path(at))
-        inside = kind is not None or any(name in names for name in _STORES)
+        inside = kind is not None or any(name in names for name in STORE_FILES)  # of an array
         folders[:] = [] if inside else sorted(n for n in folders if not n.startswith("."))
         yield Path(at), kind, sorted(names)
 

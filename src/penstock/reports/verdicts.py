@@ -159,10 +159,8 @@ def chances(pairs: Sequence[Pair], rng: np.random.Generator) -> dict[str, float]
 
 def noise_threshold(pairs: Sequence[Pair], rng: np.random.Generator) -> tuple[float, str]:
     """The threshold from A/A, and words for its source."""
-    changes = []
-    for launches in (side for pair in pairs for side in (pair.a_times, pair.b_times)):
-        if len(launches) >= 4:
-            changes.append(differences_of_halves(launches, rng))
+    sides = (side for pair in pairs for side in (pair.a_times, pair.b_times))
+    changes = [differences_of_halves(launches, rng) for launches in sides if len(launches) >= 4]
     if not changes:
         return _LEAST, "the least; too few launches to measure noise"
     noise = float(np.expm1(np.quantile(np.concatenate(changes), 0.95)))

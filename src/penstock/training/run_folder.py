@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from ..base import (
@@ -16,6 +15,7 @@ from ..base import (
     TrainConfig,
     UsageError,
     read_json,
+    remove,
 )
 from ..data import DOCUMENT
 from .checkpoint import LAST
@@ -68,11 +68,7 @@ def take_folder(config: TrainConfig, is_first: bool) -> bool:
         return False
     if config.resume and _has_checkpoint(config.output_dir):
         return True
-    for path in _left_by_a_run(config.output_dir, replaced=config.overwrite or config.resume):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    remove(_left_by_a_run(config.output_dir, replaced=config.overwrite or config.resume))
     return False
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
@@ -25,6 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ..errors import PenstockError, UsageError
 from ..files import check_ends
+from ..groups import with_each
 from ..units import parse_bytes, parse_seconds, parse_share
 
 if TYPE_CHECKING:
@@ -282,14 +283,12 @@ def read_yaml(path: Path, asked: str = "--config") -> dict[str, Any]:
 
 def as_settings(config: Knobs) -> dict[str, Any]:
     """The settings that the user gave, as plain values for a record or a YAML file."""
-    return {name: _plain(value) for name, value in config if name in config.model_fields_set}
+    given = {name: value for name, value in config if name in config.model_fields_set}
+    settings: dict[str, Any] = with_each(given, _plain)
+    return settings
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(v) for v in value]
     if hasattr(value, "__array_interface__"):  # not its many numbers
         return f"array in memory, {value.dtype} {tuple(value.shape)}"
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -17,13 +17,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ...base import UsageError, describe, end_with_parent, where_in_users_code
+from ...base import UsageError, causes_of, describe, end_with_parent, where_in_users_code
 from ..scenarios import WrongResult, find, make
 from .request import Launch
 
@@ -81,7 +80,7 @@ def main(request_path: str, descriptor: str) -> int:
         message += place * (place not in message)
         failed = {"status": status, "stage": answers.stage, "message": message}
         answers.say({"failed": {**failed, "facts": getattr(error, "facts", {})}})
-        for link in _chain(error):  # its frames hold the tensors that filled the memory
+        for link in causes_of(error):  # its frames hold the tensors that filled the memory
             traceback.clear_frames(link.__traceback__)
         traceback.print_exception(error)
         return 1
@@ -106,7 +105,7 @@ def limit_memory(most: int) -> None:
 
 def status_of(error: BaseException, *, limited: bool) -> Status:
     """The kind of failure of an exception, or of the one that caused it."""
-    kinds = (_kind(link, limited) for link in _chain(error))
+    kinds = (_kind(link, limited) for link in causes_of(error))
     return next((kind for kind in kinds if kind is not None), "crash")
 
 
@@ -124,13 +123,6 @@ def _kind(error: BaseException, limited: bool) -> Status | None:
         return "oom_host"
     # torch.OutOfMemoryError is a RuntimeError, which in every version has these words.
     return "oom_device" if any(words in text for words in _DEVICE) else None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__
 
 
 def _check(launch: Launch) -> dict[str, Any]:

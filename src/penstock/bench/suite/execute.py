@@ -36,6 +36,7 @@ from ...base import (
     check_replaceable,
     json_text,
     plural,
+    remove,
     write_output,
 )
 from ...data import Chips, Split, channels_of, seen_again, split_folder
@@ -231,11 +232,7 @@ def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
     out = config.output_dir
     for path in out.glob(FOLDERS):
         check_alone(path / TRAIN_LOCK, TRAINS)
-    for path in _parts(out) if config.overwrite else ():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    remove(_parts(out) if config.overwrite else ())
     write_output("--output-dir", out / SUITE_SYSTEM, json_text(system), replace=config.overwrite)
 
 

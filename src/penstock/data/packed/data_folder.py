@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import Refused, UsageError, format_bytes, store_around
+from ...base import Refused, UsageError, format_bytes, nearest, remove, store_around
 from .format import (
     CHECKS,
     DOCUMENT,
@@ -62,15 +62,6 @@ def check_strangers(place: str, strangers: Iterable[str], what: str) -> None:
         raise UsageError(f"{place} holds {first} beside {what}; nothing was removed")
 
 
-def remove(paths: Iterable[Path]) -> None:
-    """Remove files and folders; of a link the link alone."""
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 def clear(root: Path, overwrite: bool) -> None:
     """Make way for a data set: remove one that is there, and refuse anything else."""
     there = names_to_replace(root, (DOCUMENT, UNFINISHED), "packed data set", overwrite)
@@ -107,7 +98,7 @@ def check_room(root: Path, need: int, what: str, remedy: str) -> None:
     Raises:
         Refused: The disk is too full.
     """
-    folder = next(path for path in (root, *root.absolute().parents) if path.is_dir())
+    folder = nearest(root)
     free = shutil.disk_usage(folder).free
     if need > free:
         raise Refused(

@@ -29,10 +29,11 @@ from ...base import (
     check_replaceable,
     is_draft,
     json_text,
+    remove,
     write_output,
 )
 from ...cluster import Workers, share_pieces
-from ..packed.data_folder import check_strangers, remove
+from ..packed.data_folder import check_strangers
 from .chips import ARRAY, DTYPE, FORMAT, INDEX, MANIFEST, VERSION, Chips, read_document
 from .cutting import SceneJob, cut_task
 from .objects import Objects

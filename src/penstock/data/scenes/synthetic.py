@@ -26,8 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, require, system_errors
-from ..packed.data_folder import check_room, check_strangers, names_to_replace, remove
+from ...base import UsageError, remove, require, system_errors
+from ..packed.data_folder import check_room, check_strangers, names_to_replace
 from .objects import COLUMNS, NO_SHORE_KM
 from .rasters import NODATA, FloatArray
 from .scene import COARSE_M, PIXEL_M

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,14 +159,18 @@ def score_xview3(
     length_acc, lengths = _lengths(
         predicted.length_m[of_prediction], labels.length_m[of_label], strict
     )
-    shore_f1 = shore.f1 if shore is not None else None
-    parts = [location.f1, shore_f1, vessel.f1, fishing.f1, length_acc]
+    parts: dict[str, Any] = {
+        "loc_fscore": location.f1,
+        "loc_fscore_shore": None if shore is None else shore.f1,
+        "vessel_fscore": vessel.f1,
+        "fishing_fscore": fishing.f1,
+        "length_acc": length_acc,
+    }
     if strict:
-        parts = [part or 0.0 for part in parts]
-    one, two, three, four, five = parts
-    total = _aggregate(parts)
+        parts = {name: part or 0.0 for name, part in parts.items()}
+    parts["aggregate"] = _aggregate([*parts.values()])
     return XView3Score(
-        one, two, three, four, five, total, location, shore, vessel, fishing, lengths
+        **parts, location=location, shore=shore, vessel=vessel, fishing=fishing, lengths=lengths
     )
 
 

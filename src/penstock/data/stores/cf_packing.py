@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +112,7 @@ def packing_of(
     # Plain arrays of floats are full of zeros that are values.
     if fill is not None and (packed or (by_xarray and fill != 0)):
         missing.append(fill)
-    if not (scale[0] and np.isfinite([scale[0], offset[0]]).all()):
+    if not (scale[0] and math.isfinite(scale[0]) and math.isfinite(offset[0])):
         raise UsageError(
             f"{where}: its scale_factor is {scale[0]:g} and its add_offset {offset[0]:g}, which "
             "leave nothing of the stored numbers; --raw reads those"
@@ -118,7 +120,7 @@ def packing_of(
     if turned:  # such a file says -1 for 255, or 255 for -1
         missing, lowest, highest = (_turned(each, stored) for each in (missing, lowest, highest))
     # A NaN stands for no value already, and a number that the dtype does not hold is nowhere.
-    missing = [each for each in dict.fromkeys(missing) if not np.isnan(each)]
+    missing = [each for each in dict.fromkeys(missing) if not math.isnan(each)]
     if stored.kind in "iu":
         held = np.iinfo(stored)
         missing = [each for each in missing if held.min <= each <= held.max]
@@ -138,12 +140,16 @@ def same_in_all(values: Sequence[Any], kind: str, where: str) -> Any:
 
 def _turned(numbers: Sequence[float], stored: np.dtype[Any]) -> list[float]:
     """Numbers that were said with another sign, as ``stored`` has them."""
-    size, least = 256.0**stored.itemsize, float(np.iinfo(stored).min)
-    return [each if np.isinf(each) else (each - least) % size + least for each in numbers]
+    size, least = 256**stored.itemsize, int(np.iinfo(stored).min)
+    return [each if math.isinf(each) else (each - least) % size + least for each in numbers]
 
 
 def number_of(said: Any, dtype: np.dtype[Any]) -> float:
-    """A number of an attribute. For Zarr 3 xarray writes the fill value of floats in base64."""
+    """A number of an attribute of an array: a whole one for integers, as no float has all digits of
+    one of 64 bits. For Zarr 3 xarray writes the fill value of floats in base64."""
+    if dtype.kind in "iu" and not isinstance(said, float):
+        with suppress(ValueError):
+            return int(said)
     if isinstance(said, str) and dtype.kind == "f":
         try:
             return float(said)

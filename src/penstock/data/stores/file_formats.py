@@ -136,7 +136,7 @@ def _undeclared(source: Any) -> Iterator[str]:
         seen = source.read(source.domain & Box.of(source.domain.start, _SEEN))
     except (OSError, ValueError):  # which the run says, with the place
         return
-    for value in (seen.min(), seen.max()):
+    for value in (np.fmin.reduce(seen, None), np.fmax.reduce(seen, None)):  # without NaN
         share = np.count_nonzero(seen == value) / seen.size
         if share >= _MUCH and (float(value) in _FILLS or abs(float(value)) >= _HIGHEST):
             yield (

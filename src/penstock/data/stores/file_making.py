@@ -7,7 +7,6 @@ Planes are read some rows at a time, in the order in which files hold them and i
 from __future__ import annotations
 
 import gzip
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import in_order, read_json, require, system_errors, usable_cores
-from ..box import Box
+from ..box import Box, Grid
 from ..levels import Rule
 from .file_formats import LENGTHS, OME_UNITS, TIMES, ending_of
 from .file_sink import FileSink, rows_at_once, scratch_of
+from .frames import to_tczyx
 from .protocols import AXES, Source
 from .pyramid import add_levels, level_of
 from .raster import Georeference
@@ -99,7 +99,7 @@ def _write(
 
 def rows_of(
     source: Source, slowest: str, progress: Callable[[int], None] = lambda _: None
-) -> Iterator[tuple[Box, NDArray[Any]]]:
+) -> Iterator[NDArray[Any]]:
     """The planes of an array, some rows at a time.
 
     Args:
@@ -108,27 +108,19 @@ def rows_of(
         progress: Told the number of voxels of each piece.
 
     Yields:
-        The box of a piece, and its values along y and x.
+        The values of a piece along y and x.
     """
-    places = [AXES.index(axis) for axis in slowest]
-    height, width = source.domain.shape[3:]
-    step = rows_at_once(source.chunks[3])
+    order = slowest + "yx"
+    shape = [source.domain.shape[AXES.index(axis)] for axis in order]
+    step = (1, 1, 1, rows_at_once(source.chunks[3]), shape[4])
 
-    def boxes() -> Iterator[Box]:
-        for index in itertools.product(*(range(source.domain.shape[place]) for place in places)):
-            start, shape = [0] * 5, [1] * 3
-            for place, number in zip(places, index, strict=True):
-                start[place] = number
-            for row in range(0, height, step):
-                start[3] = row
-                yield Box.of(start, (*shape, min(step, height - row), width))
+    def read(piece: Box) -> NDArray[Any]:
+        ends = (to_tczyx(end, order, 0) for end in (piece.start, piece.stop))
+        return source.read(Box(*ends))[0, 0, 0]
 
-    def read(box: Box) -> tuple[Box, NDArray[Any]]:
-        return box, source.read(box)[0, 0, 0]
-
-    for box, rows in in_order(read, boxes(), 1, ahead=1):
-        yield box, rows
-        progress(box.size)
+    for rows in in_order(read, Grid(Box.of((0,) * 5, shape), step), 1, ahead=1):
+        yield rows
+        progress(rows.size)
 
 
 def write_ome_tiff(path: Path, levels: Sequence[TensorStoreSource], progress: Any) -> None:
@@ -156,7 +148,7 @@ def write_ome_tiff(path: Path, levels: Sequence[TensorStoreSource], progress: An
 
 
 def _tiles(level: TensorStoreSource, progress: Any) -> Iterator[Any]:
-    for _, rows in rows_of(level, "tcz", progress):
+    for rows in rows_of(level, "tcz", progress):
         for row in range(0, rows.shape[0], TILE):
             for column in range(0, rows.shape[1], TILE):
                 # With its samples: of a tile one voxel wide, tifffile takes the rows for columns.
@@ -204,9 +196,8 @@ def write_nifti(
         packed = gzip.GzipFile("", "wb", 1, file, mtime=0) if path.suffix == ".gz" else file
         header.write_to(packed)
         packed.write(bytes(header.single_vox_offset - packed.tell()))
-        for _, rows in rows_of(image, "ctz", progress):
+        for rows in rows_of(image, "ctz", progress):
             packed.write(np.ascontiguousarray(rows).data)
-        packed.flush()
         packed.close()
 
 

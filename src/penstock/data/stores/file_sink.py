@@ -177,9 +177,9 @@ def open_file_sink(
         "place": place_of_file and asdict(place_of_file),
         "affine": _moved(getattr(like, "affine", None), at),
     }
-    document = {**scratch.documents["zarr.json"]}
-    document["attributes"] = {**document["attributes"], "penstock": record}
-    scratch = replace(scratch, documents={"zarr.json": document})
+    document = scratch.documents["zarr.json"]
+    attributes = {**document["attributes"], "penstock": record}
+    scratch = replace(scratch, documents={"zarr.json": {**document, "attributes": attributes}})
     made = resume and path.is_file() and not scratch.exists
     tiles = None
     if place_of_file is not None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .cf_packing import packing_of
-from .frames import physical_size, shown_channel, spaced_sizes, unit_name
+from .frames import shown_channel, sizes_of, spaced_sizes, unit_name
 from .ome_levels import array_below
 from .protocols import SeveralArrays, in_words, listed
 from .sliced import Asked, OpenedArray, Readable
@@ -132,7 +132,7 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         and labels in (None, ["z", "y", "x"])
     ):
         each = zip("zyx", micrometers, strict=True)
-        sizes = {axis: (physical_size(size) or 1.0, "micrometer", 0.0) for axis, size in each}
+        sizes = sizes_of((axis, size, "micrometer", 0.0) for axis, size in each)
     attributes = _plain_attributes(dataset.attrs)
     dtype = dataset.dtype.newbyteorder("=")
     if _OF_BIGDATAVIEWER.fullmatch(dataset.name) and dtype == np.int16:
@@ -227,10 +227,10 @@ def _imaris(handle: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         cache_bytes=cache_bytes,
         again=partial(open_array, asked),
         # Imaris says where a voxel begins, Penstock where its centre is.
-        sizes={
-            axis: (size, unit, begin + size / 2)
+        sizes=sizes_of(
+            (axis, size, unit, begin + size / 2)
             for axis, size, begin in zip("zyx", scale, low, strict=True)
-        },
+        ),
         omero=[
             shown_channel(_text(says.get("Name", "")), _colour(_text(says.get("Color", ""))))
             for says in about

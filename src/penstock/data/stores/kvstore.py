@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ...base import (
+    PenstockError,
     UsageError,
     absolute,
     describe,
@@ -233,14 +234,19 @@ def store_folder(spec: Mapping[str, Any], array: Path | None) -> Path | None:
     A key-value store may be a folder of many stores. Then it is the first folder on the way that is
     named like a store.
     """
-    while isinstance(spec.get("base"), Mapping):
-        spec = spec["base"]
     if array is None:
         return None
-    depth = len(Path(spec.get("path", "").strip("/")).parts)
+    depth = len(Path(innermost(spec).get("path", "").strip("/")).parts)
     folders = [array, *array.parents][depth::-1]
     named = (folder for folder in folders if folder.suffix in (".zarr", ".n5"))
     return next(named, folders[0] if folders[0].name else array)
+
+
+def innermost(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of the array that views and casts are of."""
+    while isinstance(spec.get("base"), Mapping):
+        spec = spec["base"]
+    return spec
 
 
 def address(spec: Any) -> str:
@@ -259,18 +265,25 @@ def _address(parts: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def explained_errors(where: str) -> Iterator[None]:
+def explained_errors(where: str, kind: type[PenstockError] = UsageError) -> Iterator[None]:
     """A context that turns TensorStore's errors into one sentence.
 
+    Args:
+        where: What the sentence begins with.
+        kind: The kind of error that has it.
+
+    Yields:
+        Nothing.
+
     Raises:
-        UsageError: TensorStore raised an error; the sentence begins with ``where``.
+        PenstockError: TensorStore raised an error; it is of that kind.
     """
     try:
         yield
     except UsageError:
         raise
     except (ValueError, TypeError, NotImplementedError, OSError) as error:
-        raise UsageError(f"{where}: {first_sentence(error)}") from error
+        raise kind(f"{where}: {first_sentence(error)}") from error
 
 
 def first_sentence(error: BaseException) -> str:

@@ -319,16 +319,11 @@ class _LockFile:
             written = self._kvstore.write(self.key, text, if_equal=generation)
             return bool(written.result(timeout=self.timeout).generation)
 
-    @contextlib.contextmanager
-    def _naming_faults(self) -> Iterator[None]:
+    def _naming_faults(self) -> contextlib.AbstractContextManager[None]:
         """A context in which faults of the store name the lock. They are no fault of the user's."""
         from .kvstore import explained_errors
 
-        try:
-            with explained_errors(f"the lock {self.key}"):
-                yield
-        except UsageError as error:
-            raise PenstockError(describe(error)) from error
+        return explained_errors(f"the lock {self.key}", PenstockError)
 
 
 def run_at(output: Located) -> str | None:

@@ -38,8 +38,8 @@ def why_no_lock(sink: Sink) -> str | None:
     return None
 
 
-def is_locked(sink: Sink) -> bool:
-    """Whether a run of `infer` is or was at a local output."""
+def has_lock(sink: Sink) -> bool:
+    """Whether the lock of a local output is there: a run of `infer` writes or wrote it."""
     with contextlib.suppress(NoLock):
         place = place_of(sink)
         return place is not None and Path(place[0]["path"], place[1]).is_file()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, format_bytes, require
 from .cf_packing import packing_of
-from .frames import said_of, unit_name
+from .frames import said_of, sizes_of, unit_name
 from .sliced import Asked, OpenedArray
 
 _AXES = "xyztc"
@@ -64,7 +64,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         array=stored,
         labels=_AXES[:rank],
         chunks=(*stored.shape[:2], *(1,) * (rank - 2)),
-        sizes={axis: (float(size) or 1.0, unit, float(place)) for axis, size, unit, place in each},
+        sizes=sizes_of((axis, size, unit, float(place)) for axis, size, unit, place in each),
         packing=None if asked.raw else packing_of(says, stored.dtype.newbyteorder("="), where),
         affine=affine.tolist() if turned else None,
         notes=said_of(notes),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import (
+    STORE_FILES,
     UsageError,
     as_usage_error,
     in_order,
@@ -45,7 +46,6 @@ _WHOLE = (".png", ".bmp", ".jpg", ".jpeg", ".webp")
 """The endings of pictures that are decoded from the top, whichever part is read."""
 _STACKED = ("ometiff", "raster", "in_memory", "nifti")
 """The rooms of formats that may be planes of a volume."""
-_MARKERS = ("zarr.json", ".zarray", ".zgroup", "attributes.json", "info")  # of a store
 
 
 def plane_files(path: str) -> list[Path] | None:
@@ -57,7 +57,7 @@ def plane_files(path: str) -> list[Path] | None:
     if glob.has_magic(path) and not place.exists():
         names = glob.glob(str(place))  # noqa: PTH207 -- absolute ones too
         files = [file for file in map(Path, names) if file.is_file()]
-    elif place.is_dir() and not any((place / marker).exists() for marker in _MARKERS):
+    elif place.is_dir() and not any((place / marker).exists() for marker in (*STORE_FILES, "info")):
         inside = [file for file in place.iterdir() if file.is_file()]
         files = next(filter(None, (_with(inside, endings) for endings in _PICTURES)), [])
         files = files or [file for file in inside if is_slice(file)]
@@ -140,11 +140,13 @@ def _axis_of(word: str) -> str:
 
 def _check_gaps(numbers: Sequence[int], files: Sequence[Path], where: str) -> None:
     """Refuse numbers between which some are missing."""
-    lacking = sorted({*range(numbers[0], numbers[-1])} - {*numbers})
-    if lacking and len({b - a for a, b in pairwise(numbers)}) > 1:  # every second plane is no gap
-        shown = ", ".join(map(str, lacking[:_SHOWN])) + ", ..." * (len(lacking) > _SHOWN)
+    if len({b - a for a, b in pairwise(numbers)}) > 1:  # every second plane is no gap
+        count = numbers[-1] - numbers[0] + 1 - len(numbers)
+        # One by one: between times in milliseconds there are more than fit into memory.
+        lacking = (n for a, b in pairwise(numbers) for n in range(a + 1, b))
+        shown = ", ".join(map(str, islice(lacking, _SHOWN))) + ", ..." * (count > _SHOWN)
         raise UsageError(
-            f"{where}: {plural(len(lacking), 'plane')} missing between {files[0].name} and "
+            f"{where}: {plural(count, 'plane')} missing between {files[0].name} and "
             f"{files[-1].name}: {shown}"
         )
 

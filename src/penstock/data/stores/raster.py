@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, as_usage_error, describe, require, scrub
+from ...base import UsageError, as_usage_error, causes_of, describe, require, scrub
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import said_of, shown_channel, unit_name
 from .protocols import Source, check_dtype, suffix_of
@@ -127,9 +127,7 @@ class _Bands:
             with self._rasterio.Env(**self._options):
                 read: NDArray[Any] = self.opened().read(numbers, window=window)
         except self._rasterio.errors.RasterioError as error:
-            reason: BaseException = error  # rasterio's own words name nothing
-            while reason.__cause__ is not None:
-                reason = reason.__cause__
+            *_, reason = causes_of(error)  # rasterio's own words name nothing
             away = "://" in self._place and _CUT_OFF.search(str(reason))
             raise (ConnectionError if away else OSError)(describe(reason)) from error
         return read

@@ -24,6 +24,7 @@ from .kvstore import (
     explained_errors,
     first_sentence,
     half_deleted,
+    innermost,
     is_store,
     local_path,
     open_kvstore,
@@ -79,8 +80,8 @@ def open_tensorstore_source(
     with explained_errors(where):
         array = opened_for_reading(spec, cache_bytes)
         stored = array.spec().to_json()
-        attributes = _attributes(array, _innermost(stored))
-    if key := _innermost(stored).get("scale_metadata", {}).get("key"):  # of precomputed
+        attributes = _attributes(array, innermost(stored))
+    if key := innermost(stored).get("scale_metadata", {}).get("key"):  # of precomputed
         array_below(key, where)
     letters, frame = _frame(array, stored, attributes, level, axes, where)
     pools = cache_limits(spec)
@@ -211,7 +212,7 @@ def _packing(
 ) -> Packing | None:  # fmt: skip
     """What the attributes of a Zarr array say of its numbers."""
     fill = array.fill_value if stored["driver"] == "zarr" else None
-    fill = None if fill is None or fill.size != 1 else float(fill)
+    fill = None if fill is None or fill.size != 1 else fill.item()
     return packing_of(attributes, dtype, where, fill)
 
 
@@ -337,7 +338,7 @@ def _complete(asked: Any, domain: Box, dtype: np.dtype[Any], where: str) -> Any:
 def _axes(array: Any, where: str) -> str:
     """The axes of an output, an open TensorStore or a ``ts.Spec``, in stored order."""
     stored = (array if isinstance(array, ts.Spec) else array.spec()).to_json()
-    attributes = {} if isinstance(array, ts.Spec) else _attributes(array, _innermost(stored))
+    attributes = {} if isinstance(array, ts.Spec) else _attributes(array, innermost(stored))
     labels = _labels(array, stored, attributes, where)
     axes = name_axes(labels, array.rank, where)
     return axes if labels is not None else _by_rank(array, stored, axes)
@@ -345,17 +346,10 @@ def _axes(array: Any, where: str) -> str:
 
 def _by_rank(array: Any, stored: Mapping[str, Any], axes: str) -> str:
     """The axes of an array without names. N5 lists the fastest one first: x y z."""
-    if _innermost(stored)["driver"] != "n5":
+    if innermost(stored)["driver"] != "n5":
         return axes
     order = array.chunk_layout.inner_order  # which says so, also through a transpose
     return "".join(axes[order.index(a)] for a in range(array.rank))
-
-
-def _innermost(stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec of the array that views and casts are of."""
-    while isinstance(stored.get("base"), Mapping):
-        stored = stored["base"]
-    return stored
 
 
 def _dimension_units(array: Any, axes: str) -> dict[str, Any]:

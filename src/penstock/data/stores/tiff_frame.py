@@ -135,7 +135,7 @@ def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
     if pixels is not None:
         sizes, channels = _ome_sizes(pixels), _ome_channels(pixels)
     elif imagej:
-        sizes, channels = _imagej_sizes(series.keyframe, imagej), _imagej_channels(series, imagej)
+        sizes, channels = _imagej_sizes(series.keyframe, imagej), _imagej_channels(imagej)
     elif series.kind in _INSTRUMENTS:
         sizes, channels = _instrument_sizes(file, series.keyframe), _lsm_channels(file)
     else:
@@ -212,7 +212,7 @@ def _imagej_unit(said: Any) -> str | None:
     return unit_name(str(said or "").replace("\\u00B5", "µ").replace("\\u00b5", "µ"))
 
 
-def _imagej_channels(series: Any, imagej: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _imagej_channels(imagej: Mapping[str, Any]) -> list[dict[str, Any]]:
     count = int(imagej.get("channels", 1))
     labels, tables = imagej.get("Labels") or (), imagej.get("LUTs") or ()
     ends = list(imagej.get("Ranges") or ())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Iterator
+
+from ...base import causes_of
 
 _PASSING = frozenset(
     getattr(errno, name)
@@ -30,19 +31,13 @@ def is_transient(error: BaseException) -> bool:
     a permission, an expired token, a missing bucket and a chunk that cannot be decoded will not
     pass.
     """
-    judged = (_judged(link) for link in _links(error))
+    judged = (_judged(link) for link in causes_of(error))
     return next((passing for passing in judged if passing is not None), False)
 
 
 def is_full(error: BaseException) -> bool:
     """Whether an error says that a store, or a quota, has no room left."""
-    return any(_number(link) in _FULL or _answer(link) == _FULL_HTTP for link in _links(error))
-
-
-def _links(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
+    return any(_number(link) in _FULL or _answer(link) == _FULL_HTTP for link in causes_of(error))
 
 
 def _number(error: BaseException) -> int | None:

@@ -84,7 +84,10 @@ class LabelJob:
         # The output as it would be if there was none yet.
         self.sink = self.output(config.dtype or "uint32", overwrite=True)
         refuse_overlap("OUT", self.sink, {"the input": self.source})
-        self.folder = config.run_dir or _beside(self.sink)
+        folder = config.run_dir or default_run_dir(self.sink)
+        if folder is None:
+            raise UsageError("--run-dir DIR is needed for an output that is no store")
+        self.folder = folder
         if config.run_dir is not None:
             check_folder(self.folder, "--run-dir")
         check_outside(
@@ -213,13 +216,6 @@ def _decoder_facts(name: str) -> list[str]:
     from ..opening.identity import hash_of_files  # it loads torch, which other labellings spare
 
     return [f"{file.name}:{function}", hash_of_files([(file, file.parent)])]
-
-
-def _beside(sink: Sink) -> Path:
-    run_dir = default_run_dir(sink)
-    if run_dir is None:
-        raise UsageError("--run-dir DIR is needed for an output that is no store")
-    return run_dir
 
 
 def _rule_of(config: LabelConfig, source: Source) -> ComponentRule:

@@ -30,7 +30,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ...base import RUN_FILE, PenstockError, UsageError, has_login, is_draft, redact
+from ...base import RUN_FILE, STORE_FILES, PenstockError, UsageError, has_login, is_draft, redact
 from ...data import Bucket, is_transient
 from .block_log import Key, lost_line
 from .names import LOGS_FOLDER, is_run, plain_name
@@ -40,7 +40,6 @@ FLUSH_S = 1.0
 blocks are written again."""
 LINES = 16_384
 """Lines of an object, about half a megabyte: little to write again each second, and few objects."""
-_STORES = ("zarr.json", ".zarray", ".zgroup", "attributes.json")
 
 
 class RemoteFolder:
@@ -72,7 +71,7 @@ class RemoteFolder:
         return self._here
 
     def check(self) -> None:
-        content, *stores = self.bucket.read_all([RUN_FILE, *_STORES])
+        content, *stores = self.bucket.read_all([RUN_FILE, *STORE_FILES])
         if content is not None and not is_run(content):
             raise UsageError(
                 f"--run-dir {self}: holds another program's {RUN_FILE}; name another folder"

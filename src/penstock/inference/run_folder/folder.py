@@ -24,6 +24,7 @@ from ...base import (
     is_draft,
     is_locked,
     lock_file,
+    nearest,
     plural,
     replacing,
     set_aside,
@@ -66,10 +67,9 @@ class LocalFolder:
 
     def check(self) -> None:
         """Raise `UsageError` if no run can be begun here. Nothing is changed."""
-        folder = self.path
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        there = nearest(self.path)
         if not there.is_dir() or not os.access(there, os.W_OK):
-            raise UsageError(f"--run-dir {folder}: {there} is not a folder that can be written to")
+            raise UsageError(f"--run-dir {self}: {there} is not a folder that can be written to")
         self._check_ours()
 
     def _check_ours(self) -> None:
@@ -152,9 +152,7 @@ class LocalFolder:
                 yield line
 
     def _logs(self, run: str = "*") -> list[str]:
-        patterns = LOG_FILE, of_each(LOG_FILE), f"{LOGS_FOLDER}{run}/*/*.log"
-        paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern))]
-        return [path.relative_to(self.path).as_posix() for path in paths]
+        return self.names(LOG_FILE, of_each(LOG_FILE), f"{LOGS_FOLDER}{run}/*/*.log")
 
     def forget(self, run: str, keys: list[Key]) -> None:
         """Take blocks off the list of a run that no process writes."""

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Flow, UsageError
+from ...base import Flow, UsageError, group_by
 from ...data import (
     Box,
     ChannelValues,
@@ -299,9 +299,8 @@ class Counting:
 
     def _whole_round(self) -> list[str] | None:
         """The files of the next round, in any number of shares of which none is missing."""
-        there: dict[str, list[str]] = {}
-        for file in self.folder.names(f"{STATISTICS_FOLDER}/round-{self.merged + 1}-of-*/*.npz"):
-            there.setdefault(Path(file).parent.name.rpartition("-")[2], []).append(file)
+        files = self.folder.names(f"{STATISTICS_FOLDER}/round-{self.merged + 1}-of-*/*.npz")
+        there = group_by(files, lambda file: Path(file).parent.name.rpartition("-")[2])
         whole = (files for elements, files in there.items() if len(files) == int(elements))
         return next(whole, None)
 

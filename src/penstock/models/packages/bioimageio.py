@@ -25,7 +25,7 @@ from ..recipe import AS_IT_IS, HeadRecipe, Recipe
 from ..user_code import find_reference
 from ..weights import load_weights
 from .chain import Chain
-from .package import Package, Parcel, TensorsToMatch, in_order
+from .package import Package, Parcel, TensorsToMatch, in_order, in_our_order
 
 _NAMES = ("bioimageio.yaml", "rdf.yaml")
 _LIBRARIES = ("monai.networks.", "dynamic_network_architectures.")
@@ -306,7 +306,7 @@ def _tests(parcel: Parcel, described: Any, takes: str, gives: Sequence[str]) -> 
     )
     files = [described.inputs[0], *described.outputs]
     arrays = [
-        _ours(_tensor(parcel, each.test_tensor), order)
+        _tensor(parcel, each.test_tensor, order)
         for each, order in zip(files, (takes, *gives), strict=True)
     ]
     return TensorsToMatch(
@@ -317,15 +317,11 @@ def _tests(parcel: Parcel, described: Any, takes: str, gives: Sequence[str]) -> 
     )
 
 
-def _tensor(parcel: Parcel, described: Any) -> NDArray[Any]:
+def _tensor(parcel: Parcel, described: Any, order: str) -> NDArray[Any]:
     if described is None:
         raise parcel.refuse("it has no test tensors")
     file = _checked(parcel, described)
     with as_usage_error(parcel.sentence("a test tensor is damaged"), ValueError, OSError):
-        return np.load(file, allow_pickle=False)
-
-
-def _ours(array: NDArray[Any], order: str) -> NDArray[Any]:
-    if "c" not in order:
-        array, order = array[:, None], order.replace("b", "bc", 1)
-    return array.transpose([order.index(letter) for letter in "bczyx" if letter in order])
+        array = np.load(file, allow_pickle=False)
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return in_our_order(torch.from_numpy(native), order).numpy()

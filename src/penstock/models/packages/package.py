@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import UsageError, as_usage_error
+from ...base import UsageError, as_usage_error, well_formed
 from ..recipe import Recipe
 from ..registry import BIOIMAGEIO, MONAI, NNUNET
 
@@ -162,7 +162,9 @@ def open_package(path: Path, kind: str, *, trusted: bool) -> Package:
         _UNPACKED.append(made)
         folder = unpacked(path, Path(made.name))
     room = importlib.import_module(_ROOMS[kind], __package__)
-    package: Package = room.read(Parcel(path, folder, trusted))
+    parcel = Parcel(path, folder, trusted)
+    with well_formed(parcel.sentence("its files are malformed")):
+        package: Package = room.read(parcel)
     package.module.eval()
     return package
 
@@ -177,13 +179,20 @@ class InOrder(nn.Module):
     def forward(self, x: Tensor) -> Any:
         outputs = self.module(x.permute([self.ours.index(letter) for letter in self.takes]))
         if isinstance(outputs, Tensor):
-            return self._back(outputs, self.gives[0])
-        return [self._back(each, order) for each, order in zip(outputs, self.gives, strict=True)]
+            return in_our_order(outputs, self.gives[0])
+        return [in_our_order(each, order) for each, order in zip(outputs, self.gives, strict=True)]
 
-    def _back(self, output: Tensor, order: str) -> Tensor:
-        if "c" not in order:
-            output, order = output.unsqueeze(1), order.replace("b", "bc", 1)
-        return output.permute([order.index(letter) for letter in self.ours])
+
+def in_our_order(tensor: Tensor, order: str) -> Tensor:
+    """A tensor whose axes are in another order, along batch, channels (one if it has none), z y x.
+
+    Args:
+        tensor: The tensor.
+        order: The letters of its axes, as ``bxyz``.
+    """
+    if "c" not in order:
+        tensor, order = tensor.unsqueeze(1), order.replace("b", "bc", 1)
+    return tensor.permute([order.index(letter) for letter in "bczyx" if letter in order])
 
 
 def in_order(module: nn.Module, takes: str, gives: Sequence[str]) -> nn.Module:
