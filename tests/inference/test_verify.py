@@ -503,7 +503,8 @@ def test_what_is_no_run_is_refused(out: Path, tmp_path, capsys) -> None:
         (folder / "run.json").write_text(text)
         refused([out], said)
     run = json.loads(noted)
-    for name, value in {"domain": None, "block": [1], "outputs": [5], "places": [[1]]}.items():
+    wrong = {"domain": None, "block": [1], "outputs": [5], "places": [[1]], "volumes": 3}
+    for name, value in wrong.items():
         damaged = {**run, "fingerprint": {**run["fingerprint"], name: value}}
         (folder / "run.json").write_text(json.dumps(damaged))
         refused([out], "run.json is damaged: ")

@@ -144,7 +144,7 @@ def open_run(specs: Sequence[Any], run_dir: Path | str | None) -> RunFolder:
         notes = logs.fresh()
         lost = logs.lost(len(notes))
         run = RunFolder(folder, content, notes, outputs, specs, lacking, lost)
-        _ = run.blocks[0]  # so that all that is read of the file is read by now
+        _ = run.num_blocks, run.blocks[0]  # so that all that is read of the file is read by now
     return run
 
 
