@@ -206,6 +206,12 @@ def test_nd2_of_colours_and_of_one_frame() -> None:
     assert (made[0, 0, 0] == nd2.imread("b.nd2")).all() and source.axes == "cyx"
 
 
+def test_nd2_that_says_nothing_of_channels_is_read() -> None:
+    write_nd2("a.nd2", FRAMES[:2, :1], [("z", 2)], names=())
+    source, made = read("a.nd2")
+    assert (made[0, 0] == nd2.imread("a.nd2")).all() and source.scale is None
+
+
 def test_nd2_that_lacks_frames_says_so() -> None:
     write_nd2("a.nd2", FRAMES[:4, :1], [("z", 4)], absent=[3])
     source, made = read("a.nd2")

@@ -178,6 +178,7 @@ def test_a_data_set_larger_than_the_disk_is_refused(tmp_path) -> None:
         ({"samples": 4}, "the numbers of samples differ: dataset.json 4, ids.npy 5"),
         ({"axes": ["sample", "lat"]}, r"has shape \(5, 4, 6, 5\) and axes \['sample', 'lat'\]"),
         ({"arrays": 3}, "malformed: 'int' object has"),
+        ({"samples": [5]}, "malformed: unhashable type: 'list'"),
         ({"arrays": {"inputs": {}}}, "malformed: it lacks 'path'"),
     ],
 )

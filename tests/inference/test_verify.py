@@ -502,6 +502,15 @@ def test_what_is_no_run_is_refused(out: Path, tmp_path, capsys) -> None:
                        (noted.replace('"domain"', '"doman"'), "is not a run folder")):  # fmt: skip
         (folder / "run.json").write_text(text)
         refused([out], said)
+    run = json.loads(noted)
+    wrong = {"domain": None, "block": [1], "outputs": [5], "places": [[1]], "volumes": 3}
+    for name, value in wrong.items():
+        damaged = {**run, "fingerprint": {**run["fingerprint"], name: value}}
+        (folder / "run.json").write_text(json.dumps(damaged))
+        refused([out], "run.json is damaged: ")
+    (folder / "run.json").write_text(json.dumps({**run, "cells": 5}))
+    refused([out], "run.json is damaged: ")
+    assert main(["status", str(out)]) == 2
     (folder / "run.json").unlink()
     refused([out], "if it has another place, give --run-dir")
 

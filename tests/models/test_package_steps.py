@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.base.errors import UsageError
 from penstock.data import Normalisation
 from penstock.models.packages import bioimageio, monai_bundle, monai_steps
 from penstock.models.packages import nnunet as nnunet_room
 from penstock.models.packages.chain import Chain
-from penstock.models.packages.package import Parcel
+from penstock.models.packages.package import Parcel, in_our_order
 from penstock.models.recipe import AS_IT_IS, HeadRecipe, Recipe
 
 SPACE = {"scale": 1.0, "unit": None, "halo": 0, "type": "space"}
@@ -148,6 +149,12 @@ def test_halo_sides_and_voxel_size_are_those_of_the_input() -> None:
     assert bioimageio._spacing(given, "yx")[1] == "nanometer"
     given["x"].unit = None
     assert bioimageio._spacing(given, "yx") == (None, "")
+
+
+def test_tensors_of_a_package_get_our_order_of_axes() -> None:
+    values = torch.arange(24).reshape(1, 2, 3, 4)
+    assert torch.equal(in_our_order(values, "bxyz"), values.permute(0, 3, 2, 1)[:, None])
+    assert torch.equal(in_our_order(values, "byxc"), values.permute(0, 3, 1, 2))
 
 
 RANGE = {"a_min": -50, "a_max": 700, "b_min": 0, "b_max": 1}

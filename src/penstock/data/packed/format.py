@@ -206,12 +206,12 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
             }
             with np.load(root / CHECKS) as saved:
                 checks = {key: saved[key] for key in arrays}
+            lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
+            lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
+            lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}
+            check_equal(f"{where}: the numbers of samples", lengths)
     except OSError as error:
         raise UsageError(f"{where}: {error.filename}: {error.strerror}") from error
-    lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
-    lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
-    lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}
-    check_equal(f"{where}: the numbers of samples", lengths)
     return Packed(root, arrays, ids, checks, document)
 
 

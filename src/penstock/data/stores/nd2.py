@@ -89,10 +89,16 @@ def _positions(loops: Sequence[Any]) -> dict[int, str]:
 
 
 def _sizes(reader: Any, loops: Sequence[Any]) -> Sizes:
-    volume = reader.metadata.channels[0].volume
-    each = zip("xyz", volume.axesCalibration, volume.axesCalibrated, strict=True)
+    volumes = [channel.volume for channel in (reader.metadata.channels or ())[:1]]
     periods = [loop.parameters.periodMs for loop in loops if loop.type == "TimeLoop"]
     return sizes_of([
-        *((axis, size, "micrometer", 0.0) for axis, size, says in each if says),
+        *(
+            (axis, size, "micrometer", 0.0)
+            for volume in volumes
+            for axis, size, says in zip(
+                "xyz", volume.axesCalibration, volume.axesCalibrated, strict=True
+            )
+            if says
+        ),
         *(("t", period / 1000, "second", 0.0) for period in periods),
     ])  # fmt: skip

@@ -28,6 +28,7 @@ from ...base import (
     plural,
     replacing,
     set_aside,
+    well_formed,
 )
 from ...data import Sink, Source
 from .block_log import (
@@ -329,8 +330,9 @@ class Notes:
     def __init__(self, folder: Folder, run: Mapping[str, Any]) -> None:
         """``run`` is the run.json of the folder."""
         self.folder, self.run = folder, str(run.get("run"))
-        self.planned: int = run.get("blocks") or 0
-        self._plan = [range(*line) for line in run.get("cells", ())]
+        with well_formed(f"{folder}/{RUN_FILE} is damaged"):
+            self.planned = int(run.get("blocks") or 0)
+            self._plan = [range(*line) for line in run.get("cells", ())]
         self._seen: dict[str, int] = {}
         """How far each log was read."""
         self._blocks = BlockSet()

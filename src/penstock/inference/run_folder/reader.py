@@ -22,6 +22,7 @@ from ...base import (
     plural,
     redact,
     system_errors,
+    well_formed,
 )
 from ...data import Box, Grid, ScaledGrid, Written, indices, open_written, run_at
 from .block_log import Checks, Key
@@ -134,13 +135,17 @@ def open_run(specs: Sequence[Any], run_dir: Path | str | None) -> RunFolder:
         raise UsageError(f"{named[0].name} has no run folder of its own; give --run-dir")
     folder = folder_at(place)
     content = _read_run(folder, given=run_dir is not None)
-    specs = _all_specs(specs, named[0], content, folder)
-    written = named if len(named) == len(specs) else [open_written(s, "OUTPUT") for s in specs]
-    outputs = _stored(written, content["fingerprint"], folder)
-    lacking = [text for each in written if (text := _check_made_by(each, content, folder))]
-    logs = Notes(folder, content)
-    notes = logs.fresh()
-    return RunFolder(folder, content, notes, outputs, specs, lacking, logs.lost(len(notes)))
+    with well_formed(f"{folder}/{RUN_FILE} is damaged"):
+        specs = _all_specs(specs, named[0], content, folder)
+        written = named if len(named) == len(specs) else [open_written(s, "OUTPUT") for s in specs]
+        outputs = _stored(written, content["fingerprint"], folder)
+        lacking = [text for each in written if (text := _check_made_by(each, content, folder))]
+        logs = Notes(folder, content)
+        notes = logs.fresh()
+        lost = logs.lost(len(notes))
+        run = RunFolder(folder, content, notes, outputs, specs, lacking, lost)
+        _ = run.num_blocks, run.blocks[0]  # so that all that is read of the file is read by now
+    return run
 
 
 def _read_run(folder: Folder, *, given: bool) -> dict[str, Any]:
@@ -149,10 +154,8 @@ def _read_run(folder: Folder, *, given: bool) -> dict[str, Any]:
         content = read_run(folder)
     if is_label_run(content) and "output" not in content:
         raise Incomplete(f"the objects in {folder} are not counted yet, so no block is written")
-    if (
-        not isinstance(content.get("settings"), dict)
-        or not {*content.get("fingerprint", ())} >= _FACTS
-    ):
+    settings, facts = content.get("settings"), content.get("fingerprint")
+    if not (isinstance(settings, dict) and isinstance(facts, dict) and facts.keys() >= _FACTS):
         raise UsageError(f"{folder} is not a run folder of penstock infer{hint}")
     return content
 
