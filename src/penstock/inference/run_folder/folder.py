@@ -153,7 +153,10 @@ class LocalFolder:
                 yield line
 
     def _logs(self, run: str = "*") -> list[str]:
-        return self.names(LOG_FILE, of_each(LOG_FILE), f"{LOGS_FOLDER}{run}/*/*.log")
+        # Also what is no file: a log that cannot be read must not pass for one without lines.
+        patterns = LOG_FILE, of_each(LOG_FILE), f"{LOGS_FOLDER}{run}/*/*.log"
+        paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern))]
+        return [path.relative_to(self.path).as_posix() for path in paths]
 
     def forget(self, run: str, keys: list[Key]) -> None:
         """Take blocks off the list of a run that no process writes."""
