@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from penstock.data.neurites import PSF_SIGMA
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from penstock.data.volumes import CAMERA_OFFSET, clean_volume, noisy
+from penstock.data.volumes import CAMERA_OFFSET, PSF_SIGMA, clean_volume, noisy
 from penstock.models.unet3d import denoise_tiny
 
 Volume = NDArray[np.float32]
@@ -63,7 +62,7 @@ def main() -> None:
         report(net, options.device, options.volumes)
         return
     # Channels last is what a CPU convolves fastest; PyTorch's stubs do not know the argument.
-    net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    net = net.to(memory_format=torch.channels_last_3d)
     train(net, options.steps, options.seed, options.device)
     metadata = {
         "script": "training/denoise_tiny.py",

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -204,7 +205,9 @@ def _holds_weights(path: Path) -> bool:
         return path.is_file()
     if not zipfile.is_zipfile(path):
         return False
-    with zipfile.ZipFile(path) as archive:
+    inside = set[str]()
+    # Of a damaged file the loader of its kind says so.
+    with suppress(zipfile.BadZipFile, ValueError, OSError), zipfile.ZipFile(path) as archive:
         inside = {name.rpartition("/")[2] for name in archive.namelist()}
     return "data.pkl" in inside and "constants.pkl" not in inside  # which TorchScript has
 
