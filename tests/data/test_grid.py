@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import Box, Grid, flatten, indices, reflect, unflatten
-from penstock.inference.planning.cuts import Parts
 from penstock.inference.tiling.geometry import Brick, Geometry
+from penstock.inference.tiling.parts import Parts
 
 from ..geometries import geometries
 

@@ -24,7 +24,6 @@ from penstock.data import OutputLock, indices
 from penstock.inference import EndRequest, Job
 from penstock.inference.opening import identity
 from penstock.inference.planning import cuts
-from penstock.inference.planning.cuts import Parts
 from penstock.inference.run_folder.folder import LogFile, folder_at
 from penstock.inference.run_folder.journal import Journal, Prepared
 from penstock.inference.sharing import on_worker as worker_side
@@ -37,6 +36,7 @@ from penstock.inference.stages.run import Run
 from penstock.inference.stages.statistics import find_scalings
 from penstock.inference.stages.summary import summaries_of
 from penstock.inference.tiling.geometry import Brick, Geometry
+from penstock.inference.tiling.parts import Parts
 
 from ..geometries import geometries
 from ..parameters import mainly

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import Box, Grid, indices, reflect
-from penstock.inference.planning.cuts import Parts, fit_parts
 from penstock.inference.tiling.geometry import Geometry, patches_in_row
+from penstock.inference.tiling.parts import Parts, fit_parts
 from penstock.inference.tiling.stitch import Assembly, shares, window
 from penstock.inference.tiling.traffic import (
     CacheLevel,

@@ -15,8 +15,8 @@ import penstock
 from penstock.base import InferConfig, Refused, UsageError
 from penstock.data import Box, Resampling, open_sink, open_source
 from penstock.inference.opening.network_voxels import network_grid
-from penstock.inference.planning.cuts import Parts
 from penstock.inference.tiling.geometry import Geometry
+from penstock.inference.tiling.parts import Parts
 from penstock.inference.tiling.stitch import Assembly
 from penstock.inference.tiling.traffic import open_peak
 from penstock.models import Recipe, load_model

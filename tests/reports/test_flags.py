@@ -12,7 +12,7 @@ from ..house import PACKAGE
 from ..scaling.kit import run
 
 SENTENCES = (
-    "reports/infer/report.py reports/loader/report.py reports/loader/cell.py "
+    "reports/infer/report.py reports/loader/report.py reports/loader/rungs.py "
     "reports/queue/report.py reports/training/report.py "
     "reports/tune/settings_advice.py reports/suite/report.py reports/model/report.py "
     "scaling/advice.py scaling/simulate.py scaling/study_text.py "

@@ -8,6 +8,7 @@ from penstock.instruments.record import Record
 from penstock.reports.ledger_report import loader_pictures
 from penstock.reports.loader import cell as loader_cell
 from penstock.reports.loader import report as loader_report
+from penstock.reports.loader import rungs
 from penstock.reports.loader.report import draw_ladders
 from penstock.reports.table import in_text
 
@@ -121,7 +122,7 @@ def test_loaders_of_several_threads_are_lines_on_a_logarithmic_axis() -> None:
 def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:
     slow = ladder_records(0.2, 0.3, 0.4, 0.5)
     fast = [r for n in ("L1", "L2") for r in launches(0.01, rung=n, threads=8)]
-    figure = draw_ladders(loader_cell.ladders_of(slow + fast))
+    figure = draw_ladders(rungs.ladders_of(slow + fast))
     assert [panel.title for panel in figure.panels] == [
         "Batches of 4, 2 threads", "Batches of 4, 8 threads",
     ]  # fmt: skip
@@ -147,11 +148,11 @@ def test_panels_of_ladders_hold_their_bars_whatever_the_order() -> None:
 )
 def test_a_step_that_one_above_beats_is_not_said_to_cost_most(seconds, sentence, refuted) -> None:
     records = [r for r in ladder_records(*seconds) if r.launch == 0]
-    (ladder,) = loader_cell.ladders_of(records)
+    (ladder,) = rungs.ladders_of(records)
     assert ladder.refuted == refuted
     assert sentence in ladder.sentence()
     assert "which does the same and more" in said(records)
-    (sure,) = loader_cell.ladders_of(ladder_records(*seconds))
+    (sure,) = rungs.ladders_of(ladder_records(*seconds))
     assert sure.refuted == refuted, "five launches that agree say so, too"
 
 
@@ -159,14 +160,14 @@ def test_noise_refutes_no_step() -> None:
     records = ladder_records(0.12, 0.2, 0.42, 0.4)
     for number, factor in enumerate((0.8, 1.3, 1.0, 0.9, 1.2)):
         records[10 + number] = record(number, 0.42 * factor, rung="L3")
-    (ladder,) = loader_cell.ladders_of(records)
+    (ladder,) = rungs.ladders_of(records)
     assert ladder.refuted == {} and ladder.limiting == "L3"
 
 
 def test_far_data_is_no_share_of_a_device_and_its_network_is_named() -> None:
     far = {"data": "s3://b/d"}
     records = launches(0.5, rung="L3", **far) + launches(0.49, rung="L4", **far)
-    (ladder,) = loader_cell.ladders_of(records)
+    (ladder,) = rungs.ladders_of(records)
     assert ladder.sentence().startswith(
         "Bound by all up to scatter, with the network (batch 4, 2 threads): 510 ms of 500 ms a "
     )

@@ -14,8 +14,9 @@ from .charts.chart import Figure
 from .charts.model_chart import draw_bench
 from .charts.paper import save_under
 from .content import Chapter, Picture, Report
-from .loader.cell import ladders_of, loader_cells
+from .loader.cell import loader_cells
 from .loader.report import draw_ladders, draw_loader, loader_headlines, loader_sections
+from .loader.rungs import ladders_of
 from .model.cell import model_cells
 from .model.report import labelled, model_sections
 from .queue.cell import queue_cells

@@ -1,5 +1,4 @@
-"""The outputs of a job: a sink for each head, and the place of each volume in it. A `RemoteJob`
-has only these, as a process sees it that has neither model nor device.
+"""The outputs of a job: a sink for each head, and the place of each volume in it.
 
 Its other files may replace nothing and lie inside no array.
 """
@@ -10,7 +9,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +18,6 @@ from ...base import InferConfig, UsageError, check_folder, check_outputs
 from ...data import (
     SAME,
     Box,
-    Resampling,
     ScaledGrid,
     Sink,
     Source,
@@ -30,14 +27,12 @@ from ...data import (
     refuse_overlap,
 )
 from ...models import model_files
-from ..planning.plan import Plan
 from ..run_folder.folder import check_outside
 from ..run_folder.names import RUN_FILES
 from ..run_folder.reader import Placed
 from ..tiling.geometry import PatchShape, per_axis
 from .heads import HeadFacts, HeadPlan, default_dtype, packing_of_scores
-from .network_voxels import frame_of_outputs
-from .selection import as_selected, open_input
+from .selection import as_selected
 
 _MOST_LEVEL_BYTES = 2**27
 """Most bytes of a level of which not all blocks have come. A layer of its chunks takes about this
@@ -322,31 +317,3 @@ def check_own_files(
     given = [config.in_spec, config.weights, *config.out_spec, *model_files(config.model_type)]
     read = [Path(each) for each in given if isinstance(each, str | Path)]
     check_outputs(*named, replace=config.overwrite, inputs=read)
-
-
-@dataclass(frozen=True)
-class RemoteJob:
-    """A job as a worker of a cluster has opened it, for the client. It can be begun and completed
-    like a `Job`, but not computed."""
-
-    config: InferConfig
-    plan: Plan
-    fingerprint: dict[str, Any]
-    maker: dict[str, Any]
-    run_dir: Path | str | None
-    selected: tuple[Sequence[int], Sequence[int]]
-    """Times and channels of the input."""
-    at_once: int
-    """Number of channels that the model takes."""
-    head_facts: Sequence[HeadFacts]
-    way: Resampling | None
-    """The way from the input to what the network sees; None if that is the same grid."""
-    counts: bool
-    """True if the values of the input are to be counted for percentiles."""
-
-    @cached_property
-    def sinks(self) -> list[Sink]:
-        """The outputs, opened here with what the worker has found out about the model's heads."""
-        source = frame_of_outputs(self.config, open_input(self.config), self.way)
-        outputs = open_outputs(self.config, source, self.selected, self.at_once, self.head_facts)
-        return [output.sink for output in outputs]

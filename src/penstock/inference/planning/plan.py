@@ -16,8 +16,9 @@ from ...base import InferConfig, Refused, format_bytes, format_count, plural, si
 from ...data import Box, in_words
 from ..run_folder.block_log import BlockSet
 from ..tiling.geometry import Brick, Geometry, PatchShape
+from ..tiling.parts import Extent, Parts
 from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, reads
-from .cuts import Extent, Parts, cuts
+from .cuts import cuts
 from .memory import (
     HEAP_GAPS,
     KEPT_GAPS,

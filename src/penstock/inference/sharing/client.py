@@ -32,11 +32,11 @@ from ..objects.block_work import BlockOrder, Round, do_order
 from ..objects.label_job import NUMBERED_BY
 from ..objects.label_run import LabelSummary
 from ..objects.labelling import Labelling, Show
-from ..opening.outputs import RemoteJob
 from ..planning.plan import Plan, missing_parts, voxels_of, written_in
 from ..run_folder.journal import EndRequest, Journal, Prepared
 from ..stages.beginning import begun
 from ..stages.output_levels import completed
+from ..stages.remote_job import RemoteJob
 from ..stages.retries import patiently
 from ..stages.summary import Progress, Summary, merged, summaries_of
 from . import on_worker as worker_side

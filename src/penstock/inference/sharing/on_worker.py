@@ -25,7 +25,7 @@ from ...base import (
     share_of,
 )
 from ...cluster import UnfitWorker, WorkerLeaves, before_leaving, close_after_item
-from ..opening.outputs import RemoteJob
+from ..stages.remote_job import RemoteJob
 
 MARGIN_S = 5.0
 """Seconds beyond ``--grace`` to wait for a share that was asked to end."""

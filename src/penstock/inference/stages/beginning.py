@@ -23,7 +23,8 @@ from ...base import (
 from ...data import OutputLock, Sink, no_block_again
 from ..planning.plan import Plan
 from ..run_folder.journal import Journal, Prepared, noting_end
-from .output_levels import Runnable, take_levels_away
+from .output_levels import take_levels_away
+from .remote_job import Runnable
 from .retries import Result, patiently, saying_full
 
 

@@ -13,24 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base import SUMMARY_FILE, Incomplete, format_seconds, plural, usable_cores
 from ...data import Box, Grid, LevelBelow, OutputLock, Rule, Sink, indices, reduced
-from ..opening.outputs import RemoteJob
 from ..planning.memory import LEVEL_VOXEL_BYTES
 from ..run_folder.journal import EndRequest, Journal
+from .remote_job import Runnable
 from .retries import forgoing, patiently
 from .summary import Summary
 
 if TYPE_CHECKING:
     from ..opening.job import Job
-
-Runnable: TypeAlias = "Job | RemoteJob"
-"""A job that can be begun and completed."""
 
 
 class FirstLevel:

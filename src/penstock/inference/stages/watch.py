@@ -28,9 +28,9 @@ from ...data import ChunkCounter, OutputLock, requests_repeated
 from ...instruments import Clock, Probe, Sampler, StageTotals, bottleneck, export_reference
 from ..opening.heads import Clipped
 from ..opening.job import Job
-from ..planning.cuts import Extent
 from ..run_folder.journal import EndRequest, Journal
 from ..run_folder.names import METRICS_FILE, RETRIES_FILE, STACKS_FILE
+from ..tiling.parts import Extent
 from .retries import Retries, forgoing, saying_full
 from .summary import LeftOut, Progress, Summary
 

@@ -1,23 +1,20 @@
-"""The loaders that are compared, by name; and Penstock's own among them, with either engine."""
+"""The loaders that are compared, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from ...base import UsageError
-from ..batch import Batch
-from ..loader import Loader
 from ..order import Order
 
 CONTENDERS = {
-    "penstock": "penstock.loading.contenders.by_name:Ours",
-    "penstock-tensorstore": "penstock.loading.contenders.by_name:by_tensorstore",
-    "penstock-native": "penstock.loading.contenders.by_name:native",
+    "penstock": "penstock.loading.contenders.ours:Ours",
+    "penstock-tensorstore": "penstock.loading.contenders.ours:by_tensorstore",
+    "penstock-native": "penstock.loading.contenders.ours:native",
     "tensorstore-loop": "penstock.loading.contenders.peers:TensorStoreLoop",
     "tensorstore-read": "penstock.loading.contenders.peers:TensorStoreRead",
     "torch": "penstock.loading.contenders.peers:TorchWorkers",
@@ -58,35 +55,3 @@ def make_contender(name: str, data: Any, order: Order, *, threads: int, **knobs:
     if name not in CONTENDERS:
         raise UsageError(f"there is no loader {name!r}; known are {', '.join(CONTENDERS)}")
     return resolve_name(CONTENDERS[name])(data, order, threads=threads, **knobs)
-
-
-class Ours:
-    """Penstock's loader with its defaults, as a benchmark compares it."""
-
-    def __init__(self, data: Any, order: Order, *, threads: int, **knobs: Any) -> None:
-        self.loader = Loader(
-            data,
-            workers=threads,
-            batch_size=order.batch_size,
-            shuffle=order.shuffle,
-            window=order.window,
-            seed=order.seed,
-            rank=order.rank,
-            world_size=order.world_size,
-            drop_last=order.drop_last,
-            **knobs,
-        )
-        if self.loader.order.plan != order.plan:
-            raise UsageError(f"the data give the plan {self.loader.order.plan}, not {order.plan}")
-
-    def batches(self) -> Iterator[Batch]:
-        self.loader.set_epoch(0)
-        return iter(self.loader)
-
-    def close(self) -> None:
-        self.loader.close()
-
-
-by_tensorstore = partial(Ours, engine="tensorstore")
-native = partial(Ours, engine="native")
-"""The loader with one engine, whatever ``auto`` would choose."""

@@ -43,17 +43,14 @@ from .cell import (
     COLD_MOST,
     COUNTS,
     MB,
-    RUNGS,
     SEED_NAMES,
     WARM_LEAST,
-    Ladder,
     LoaderCell,
     cache_label,
-    ladder_headlines,
-    ladder_sections,
     loader_cells,
     read_again_of,
 )
+from .rungs import RUNGS, Ladder, ladder_headlines, ladder_sections
 
 
 def loader_sections(records: Iterable[Record]) -> list[Section]:
