@@ -41,19 +41,19 @@ class Forward:
         if config.compile:
             dynamic = {"auto": None, "true": True, "false": False}[config.compile_dynamic]
             self.module = torch.compile(self.module, dynamic=dynamic)  # type: ignore[assignment]
+        self._dtype = net.model.dtype
         self._dtypes: list[torch.dtype] = []
         """Dtypes of the heads, known after the first forward."""
 
     def autocast(self) -> torch.autocast:
-        """The context that the model runs in. Enter one around all of a lane's work as well: torch
-        keeps the weights that it has cast until the outermost context ends."""
+        """The context that the model runs in. Enter one around all of a lane's work: torch keeps
+        the weights that it has cast until the context ends."""
         return self.job.net.autocast(self.device)
 
     def run(self, batch: Tensor) -> list[Tensor]:
         """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
         model = self.job.net.model
-        with self.autocast():
-            heads = model.heads(self.module(batch.to(model.dtype)))
+        heads = model.heads(self.module(batch.to(self._dtype)))
         outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
         return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
 
