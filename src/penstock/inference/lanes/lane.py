@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from fractions import Fraction
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from ...base import OutOfMemory, PenstockError, Pool, StageError, plural, torch_threads
-from ...data import SAME
 from ...instruments import Probe
 from ...models import placed
 from ..opening.job import Job
@@ -78,7 +78,7 @@ class Forward:
             for output, head in zip(outputs, expected, strict=True)
         ]
         for head, output, dtype in zip(expected, outputs, dtypes, strict=True):
-            factors = head.factors or SAME[: len(sides) - 1]
+            factors: Sequence[Fraction | int] = head.factors or (1,) * (len(sides) - 1)
             axes = zip(sides[1:], factors, strict=True)
             shape = (sides[0], head.channels, *(int(side * factor) for side, factor in axes))
             if output.shape != shape or output.dtype != dtype:
