@@ -129,9 +129,11 @@ def test_steps_of_an_output_are_done_in_their_order_or_refused() -> None:
     assert after(doubled)[0] == {"out": HeadRecipe("intensity", None, (1.0, 2.0), "float32")}
     plain = {"out": HeadRecipe("intensity", None, AS_IT_IS, "float32")}
     assert after(FLOATS)[0] == plain, "it does not go back to the scale of the input"
-    assert after(step("ensure_dtype", dtype="uint8"), dtype="uint8") == ({}, None)
+    whole = step("ensure_dtype", dtype="uint8")
+    labels = {"out": HeadRecipe("labels", dtype="uint8")}
+    assert after(whole) == after(FLOATS, whole, dtype="uint8") == (labels, None)
     for steps in ([sigmoid, doubled], [doubled, sigmoid], [doubled, doubled], [cut, sigmoid],
-                  [step("softmax", axis="y")], [sigmoid, step("ensure_dtype", dtype="uint8")],
+                  [step("softmax", axis="y")], [sigmoid, whole], [whole, doubled],
                   [step("clip", min=0.0)]):  # fmt: skip
         with pytest.raises(UsageError, match=f"{steps[-1].id} of its output is not done"):
             after(*steps)
