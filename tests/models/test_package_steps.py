@@ -227,7 +227,10 @@ def test_a_transform_of_a_bundle_that_would_be_another_is_refused(steps: Any, be
 
 
 @pytest.mark.parametrize("step", [{"_target_": "Activationsd", "other": "$torch.exp"},
-                                  {"_target_": "AsDiscreted", "to_onehot": 2}])  # fmt: skip
+                                  {"_target_": "AsDiscreted", "to_onehot": 2},
+                                  {"_target_": "AsDiscreted", "argmax": True, "to_onehot": 2},
+                                  {"_target_": "AsDiscreted", "threshold": 0.5,
+                                   "rounding": "torchrounding"}])  # fmt: skip
 def test_a_transform_of_an_output_that_would_be_another_is_refused(step: Any) -> None:
     parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="of its output is not done as it is said, only softmax"):
