@@ -209,7 +209,7 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     def count(piece: Box) -> None:
         with watch.stage("read", f"statistics at {piece} of {source.name}"):
             array = np.empty((len(volume.channels), *piece.shape), source.dtype)
-            inside = np.ones((), np.bool_)
+            inside: NDArray[np.bool_] = np.broadcast_to(np.True_, piece.shape)
 
             def read() -> None:
                 nonlocal inside
