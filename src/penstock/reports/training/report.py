@@ -128,12 +128,7 @@ def speed_lines(run: TrainingFolder) -> list[str]:
     device = f"{results.get('world_size', 1)} x {results.get('device', 'a device')}"
     speed = f"{significant(rate)} samples a second on {device}"
     epoch = f"{format_seconds(took.value)} {bracket(took, plural(took.n, 'epoch'))}"
-    return [
-        (
-            f"It is {status} after {done}: {speed}; an epoch took {epoch} in the "
-            "median."
-        )
-    ]
+    return [(f"It is {status} after {done}: {speed}; an epoch took {epoch} in the median.")]
 
 
 def score_lines(run: TrainingFolder) -> list[str]:
