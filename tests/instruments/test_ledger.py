@@ -82,7 +82,7 @@ def test_a_line_that_lacks_only_its_newline_is_a_record(tmp_path) -> None:
         ('{"schema": 3, "all": "else differs"}', "line 2: the record is of schema 3; this"),
         ("\xff\xfe", "line 2: "),
     ],
-    ids=["torn", "empty", "list", "no schema", "status", "newer", "no samples", "newer and other", "bytes"],
+    ids=["torn", "empty", "list", "no schema", "status", "newer", "samples", "other", "bytes"],
 )
 def test_a_bad_middle_line_is_named_and_nothing_is_lost(tmp_path, line: str, message: str) -> None:
     path = tmp_path / "records.jsonl"

@@ -36,9 +36,9 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Escapes that move a cursor, and all other control characters."""
 _NAMED = (
     r"(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
-    r"|Workload|CUDA available|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
+    r"|Workload|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
     r"|Total training time|Time per epoch|Epochs done|(?:Samples|Steps) per epoch"
-    r"|`Trainer\.fit` stopped|Initializing distributed"
+    r"|CUDA available|`Trainer\.fit` stopped|Initializing distributed"
     r"|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
 )
 _LABEL = re.compile(
