@@ -166,7 +166,7 @@ def well_formed(what: str, *others: type[Exception]) -> AbstractContextManager[N
     Returns:
         The context.
     """
-    usual = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+    usual = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
     return as_usage_error(what, *usual, *others)
 
 

@@ -307,6 +307,18 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
     return text
 
 
+def absolute_spec(spec: Spec, name: str) -> dict[str, Any] | str:
+    """The same place for a process of any folder: paths are absolute, those in TensorStore's JSON
+    too. URLs are as they are."""
+    parsed = parse_spec(spec, name)
+    if isinstance(parsed, dict):
+        from .tensorstore import settled
+
+        placed: dict[str, Any] = settled(parsed)
+        return placed
+    return parsed if "://" in parsed else str(Path(parsed).absolute())
+
+
 def _parse_json(text: str, where: str) -> dict[str, Any]:
     with as_usage_error(f"{where}: not valid JSON", ValueError):
         parsed = parsed_json(text)

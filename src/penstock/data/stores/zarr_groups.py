@@ -88,7 +88,7 @@ class Group:
         says = {} if self.ome else self.json("attributes.json")
         if self.ome or not (says or is_n5(self.where)) or _shape(says):
             return self.ome
-        with well_formed(f"{self.where}: its metadata is malformed", ArithmeticError):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             each = (self.json(f"s{number}/attributes.json") for number in count())
             levels = list(takewhile(_shape, each))
             return image_of_n5(says, levels) if levels else self.ome
