@@ -62,7 +62,7 @@ def test_hdf5(chunks: Any) -> None:
         assert source.units[2] == "micrometer" and source.axes == "zyx"
     assert open_source("a.h5").chunks == (1, 1, *(chunks or (5, 37, 41)))
     refused("a.h5::raw/other", "has no array raw/other", "raw/volume (5 x 37 x 41)")
-    refused("a.h5", "level 1 is asked", level=1)
+    refused("a.h5", "level 1 does not exist; it has level 0 only", level=1)
 
 
 def test_hdf5_that_holds_several_arrays_or_none() -> None:
@@ -210,7 +210,7 @@ def test_imaris_pads_its_chunks_and_says_the_size() -> None:
     source, made = read("b.ims")
     assert (made == right).all() and source.scale == (1, 1, 1, 1, 0.5) and not source.omero
     assert source.units == (None, None, None, "micrometer", "micrometer")
-    refused("a.ims", "level 1 does not exist; 1 level", level=1)
+    refused("a.ims", "level 1 does not exist; it has level 0 only", level=1)
 
 
 @pytest.mark.parametrize("suffix", ["nii", "nii.gz"])

@@ -305,7 +305,7 @@ def test_series_takes_an_image_of_a_group(tmp_path) -> None:
         open_source(group, series=2)
     with pytest.raises(UsageError, match="series 0 is asked, but only"):
         open_source(DATA, series=0)
-    with pytest.raises(UsageError, match="--series 1 does not exist; a plain array"):
+    with pytest.raises(UsageError, match="--series 1 does not exist; it is one array"):
         open_source(group / "0", series=1)
 
 

@@ -231,7 +231,7 @@ class TestAxesAndDtypes:
         source = open_source(tmp_path / "a", level=1)
         assert (source.read(source.domain)[0, 0] == DATA[0, 0, :, ::2, ::2]).all()
         assert source.scale == (1, 1, 40, 8, 8)
-        with pytest.raises(UsageError, match="Scale 2 does not exist"):
+        with pytest.raises(UsageError, match="level 2 does not exist"):
             open_source(tmp_path / "a", level=2)
         with pytest.raises(UsageError, match="--series 1 does not exist"):
             open_source(tmp_path / "a", series=1)

@@ -23,7 +23,7 @@ from ...base import UsageError, require
 from .cf_packing import packing_of
 from .frames import shown_channel, sizes_of, spaced_sizes, unit_name
 from .ome_levels import array_below
-from .protocols import SeveralArrays, in_words, listed
+from .protocols import SeveralArrays, check_level, in_words, listed
 from .sliced import Asked, OpenedArray, Readable
 
 _NWB_AXES = {3: "txy", 4: "txyz"}
@@ -42,8 +42,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         # Each of its datasets has a cache of its own.
         share = cache_bytes // max(1, sum(map(len, handle["DataSet/ResolutionLevel 0"].values())))
         return _imaris(_opened(asked, share), asked, cache_bytes)
-    if asked.level:
-        raise UsageError(f"{asked.where}: level {asked.level} is asked, but it has no levels")
+    check_level(asked.level, 1, asked.where)
     if is_classic:
         return _classic(asked)
     return _plain(_chosen(arrays_in(handle), asked), asked, cache_bytes)
@@ -201,13 +200,10 @@ class _Channels(Readable):
 
 def _imaris(handle: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     """A level of an Imaris file. Its chunks are padded, so the sizes stand in its attributes."""
-    levels, level = handle["DataSet"], f"ResolutionLevel {asked.level}"
-    if level not in levels:
-        raise UsageError(
-            f"{asked.where}: level {asked.level} does not exist; {len(levels)} levels do"
-        )
+    levels = handle["DataSet"]
+    check_level(asked.level, len(levels), asked.where)
     image = {key: _text(value) for key, value in handle["DataSetInfo/Image"].attrs.items()}
-    times = levels[level]
+    times = levels[f"ResolutionLevel {asked.level}"]
     rows = [
         [times[f"TimePoint {t}"][f"Channel {c}"] for c in range(len(times["TimePoint 0"]))]
         for t in range(len(times))

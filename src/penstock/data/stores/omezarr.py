@@ -31,7 +31,7 @@ from .kvstore import (
     ts,
 )
 from .ome_levels import transformations
-from .protocols import AXES, DTYPES, Source, is_n5
+from .protocols import AXES, DTYPES, Source, check_level, is_n5
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
@@ -76,12 +76,11 @@ def open_omezarr_source(
         spec["path"] = image.path
     else:
         spec["driver"] = _array_driver(group)
+        if series:
+            raise UsageError(f"{group.where}: --series {series} does not exist; it is one array")
         has_levels = spec["driver"] == "neuroglancer_precomputed"
+        check_level(level, len(group.json("info")["scales"]) if has_levels else 1, group.where)
         spec |= {"scale_index": level} if has_levels else {}
-        if series or (level and not has_levels):
-            asked = f"level {level}" if level else f"--series {series}"
-            only = "level 0 only" if level else "no series but 0"
-            raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
     if spec["driver"] == "zarr":
         spec |= zarr2_meant(group, f"{image.path.strip('/')}/" if image else "")
     return open_tensorstore_source(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, as_usage_error, causes_of, describe, require, scrub
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import said_of, shown_channel, unit_name
-from .protocols import Source, check_dtype, suffix_of
+from .protocols import Source, check_dtype, check_level, suffix_of
 from .sliced import Asked, OpenedArray
 
 GDAL_CACHE = 2**26
@@ -135,7 +135,10 @@ class _Bands:
 
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     """Open a raster, or an overview of it. GDAL has one cache for all rasters."""
-    where, raster = asked.where, _Bands(asked.path, asked.level)
+    where, raster = asked.where, _Bands(asked.path, 0)
+    if asked.level:
+        check_level(asked.level, 1 + len(raster.opened().overviews(1)), where)
+        raster = _Bands(asked.path, asked.level)
     dataset = raster.opened()
     if len(set(dataset.dtypes)) > 1:
         raise UsageError(f"{where}: its bands have the dtypes {', '.join(dataset.dtypes)}")
