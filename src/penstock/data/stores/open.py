@@ -97,8 +97,8 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
     parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
     if not isinstance(parsed, str) and (level or series is not None):
         what, kind = ("level", NoSuchLevel) if level else ("series", UsageError)
-        asked = f"{what} {level or series}"
-        raise kind(f"{name}: {asked} is asked, but only OME-Zarr and files have such")
+        wanted = f"{what} {level or series}"
+        raise kind(f"{name}: {wanted} is asked, but only OME-Zarr and files have such")
     if isinstance(parsed, np.ndarray):
         return memory.open_array_source(parsed, name=name, axes=settings["axes"])
     if isinstance(parsed, dict):
