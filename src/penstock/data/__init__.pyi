@@ -69,6 +69,7 @@ from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
 from .stores.file_formats import file_notes as file_notes
+from .stores.file_formats import held_dtype as held_dtype
 from .stores.file_formats import no_block_again as no_block_again
 from .stores.file_making import make_file as make_file
 from .stores.frames import METERS as METERS

@@ -16,7 +16,7 @@ import numpy as np
 from ...base import UsageError, scrub
 from ..box import Box
 from .added import and_added
-from .file_formats import check_dtype_of
+from .file_formats import N5_DTYPES, check_dtype_of
 from .frames import shown_channels
 from .kvstore import (
     address,
@@ -50,7 +50,6 @@ _DRIVER_OF_MARKER = {
     "attributes.json": "n5",
     "info": "neuroglancer_precomputed",
 }
-_N5_DTYPES = [name for name in DTYPES if name not in ("bool", "float16")]
 _AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 
 
@@ -124,7 +123,7 @@ def open_omezarr_sink(
         check_deletable(root, where, [*arrays, SCRATCH_TILES] if scratch else arrays)
     stays = exists and arrays is None
     version = _version(path, root if stays else None, ome_version, like, shards, where)
-    check_dtype_of("N5", _N5_DTYPES if version == "n5" else DTYPES, dtype, where)
+    check_dtype_of("N5", N5_DTYPES if version == "n5" else DTYPES, dtype, where)
     layout = replace(_lay_out(domain, dtype, like, chunks, shards, at, where), scratch=scratch)
     spec = label_spec(
         {"kvstore": kvstore_of(path), **_ARRAY_SPECS[version](layout)},
