@@ -217,6 +217,10 @@ class TestAxesAndDtypes:
         del said["dimension_separator"]
         metadata.write_text(json.dumps(said))
         assert (open_source(tmp_path / "a.zarr").read(DOMAIN) == DATA).all()
+        first = tmp_path.joinpath("a.zarr", *"0" * DATA.ndim)
+        first.unlink()  # as of zeros, which are not stored
+        made = open_source(tmp_path / "a.zarr").read(DOMAIN)
+        assert (made[..., -1, -1, -1] == DATA[..., -1, -1, -1]).all()
 
     def test_levels_of_precomputed(self, tmp_path) -> None:
         for level in range(2):
