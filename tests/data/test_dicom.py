@@ -284,6 +284,7 @@ def test_frames_of_a_dose_lie_by_its_offsets() -> None:
     assert (made[0, 0] == SLICES[[0, 2, 1]]).all() and source.scale == (1, 1, 2, 0.5, 0.25)
 
 
+@pytest.mark.filterwarnings("ignore:.*encod:UserWarning")  # as it is written
 def test_what_pydicom_warns_of_is_one_note(capfd) -> None:
     Path("odd").mkdir()
     for number in range(3):

@@ -16,8 +16,8 @@ import re
 import shlex
 import signal
 import sys
-import warnings
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
