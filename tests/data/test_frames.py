@@ -77,10 +77,7 @@ def test_dimensions_that_xarray_names_are_those_axes_or_refused(
         assert source.notes == ()
     else:
         source = open_source(place / "v")
-        taken = (
-            f"{', '.join(names)} are taken for {', '.join(axes)}; --axes says otherwise; their "
-            "coordinates go no further"
-        )
+        taken = f"{', '.join(names)} are taken for {', '.join(axes)}; --axes says otherwise"
         plain = [name.lower() for name in names] == list(axes)
         assert [note.endswith(taken) for note in source.notes] == [True] * (not plain)
         assert source.bands == ("band" in names)
