@@ -191,6 +191,11 @@ def test_hdf5_says_what_of_it_is_not_read() -> None:
     refused("five.nc", "is of the kind CDF-5, which is not read; nccopy -k netCDF-4")
 
 
+def test_a_file_of_a_kind_that_is_not_read() -> None:
+    Path("a.gif").write_bytes(b"GIF89a")
+    refused("a.gif", "a.gif: its ending is of no kind that is read: Zarr, N5, TIFF files, DICOM")
+
+
 def test_classic_netcdf_of_several_variables_is_refused_without_a_warning() -> None:
     netcdf_file = pytest.importorskip("scipy.io").netcdf_file
     with netcdf_file("a.nc", "w") as file:

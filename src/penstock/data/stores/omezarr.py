@@ -15,7 +15,7 @@ import numpy as np
 
 from ...base import UsageError, scrub
 from ..box import Box
-from .added import and_added
+from .added import and_added, titles
 from .file_formats import N5_DTYPES, check_dtype_of
 from .frames import shown_channels
 from .kvstore import (
@@ -386,6 +386,11 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
+    if folder is not None and folder.is_file():
+        raise UsageError(
+            f"{group.where}: its ending is of no kind that is read: Zarr, N5, {titles()}"
+            f"{and_added()}"
+        )
     planes = "; planes are read from this machine, so copy them here" * ("://" in group.where)
     raise UsageError(
         f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
