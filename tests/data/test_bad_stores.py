@@ -84,7 +84,10 @@ class TestBadInput:
         [
             (lambda d: d / "none.zarr", r"--in-spec .*none\.zarr: no such file or folder$"),
             (lambda d: d, r"neither an OME-Zarr image nor a Zarr, N5 or precomputed array$"),
-            (lambda d: saved(d, "a.txt", "hello"), r"a\.txt: its ending is of no kind that is read: Zarr, N5"),
+            (
+                lambda d: saved(d, "a.txt", "hello"),
+                r"a\.txt: its ending is of no kind that is read: Zarr, N5",
+            ),
             (lambda d: "/dev/zero", "/dev/zero: neither"),
             (lambda d: d / "none.tif", r"none\.tif: no such file$"),
             (lambda d: saved(d, "a.tif", "hello"), r"a\.tif: not a readable TIFF file: "),

@@ -104,6 +104,7 @@ from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import remove_levels as remove_levels
 from .stores.raster import Georeference as Georeference
 from .stores.raster import georeference_of as georeference_of
+from .stores.raster import placed_over as placed_over
 from .stores.resampled import ChannelValues as ChannelValues
 from .stores.resampled import NormalisedSource as NormalisedSource
 from .stores.resampled import ResampledSource as ResampledSource
