@@ -59,6 +59,8 @@ TIMES = {
     "one day": (["a20240101T120000Z.tif", "a20240101T120007Z.tif", "a20240101T120100Z.tif"], True),
     "even": ([f"frame_12{second // 60:02}{second % 60:02}.tif" for second in (0, 45, 90)], False),
     "milliseconds": ([f"time{number}.tif" for number in (0, 100, 199, 301)], True),
+    "months": (["pr_202311.tif", "pr_202312.tif", "pr_202401.tif"], True),
+    "days of years": (["MOD13.A2023353.h18.tif", "MOD13.A2024001.h18.tif"], False),
     "a day before": (["a20230101_20240101.tif", "a20230101_20240301.tif"], False),
 }
 

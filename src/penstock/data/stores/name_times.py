@@ -6,18 +6,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 UNEVEN = (
     "the times in the names of the input's files are not evenly spaced, and only their order goes "
     "further"
 )
-_DATE = r"(?<!\d)(?P<year>(?:19|20)\d\d)(?P<mark>[-_.]?)(?P<month>\d\d)(?P=mark)(?P<day>\d\d)"
+_YEAR = r"(?<!\d)(?P<year>(?:19|20)\d\d)(?P<mark>[-_.]?)"
+_DATE = rf"{_YEAR}(?P<month>\d\d)(?P=mark)(?P<day>\d\d)"
 _CLOCK = r"(?P<hour>\d\d)(?P<colon>[-_.:h]?)(?P<minute>\d\d)(?P=colon)(?P<second>\d\d)(?!\d)"
 _PATTERNS = [
     re.compile(text)
-    for text in (rf"{_DATE}(?P<between>[-_.T ]?){_CLOCK}", rf"{_DATE}(?!\d)", rf"(?<!\d){_CLOCK}")
+    for text in (
+        *(rf"{_DATE}(?P<between>[-_.T ]?){_CLOCK}", rf"{_DATE}(?!\d)", rf"(?<!\d){_CLOCK}"),
+        *(rf"{_YEAR}(?P<month>\d\d)(?!\d)", rf"{_YEAR}(?P<of_year>\d\d\d)(?!\d)"),
+    )
 ]
 _DAY = 86_400
 _APART = 10
@@ -63,20 +67,23 @@ def are_apart(numbers: Sequence[int]) -> bool:
 
 
 def _seconds(match: re.Match[str]) -> int:
-    parts = {"year": 1, "month": 1, "day": 1, **match.groupdict()}
-    names = ("year", "month", "day", "hour", "minute", "second")
-    year, month, day, hour, minute, second = (int(parts.get(name, 0)) for name in names)
-    time = datetime(year, month, day, hour, minute, second)
+    parts = {"year": 1, "month": 1, "day": 1, "of_year": 1, **match.groupdict()}
+    names = ("year", "month", "day", "hour", "minute", "second", "of_year")
+    year, month, day, hour, minute, second, of_year = (int(parts.get(name, 0)) for name in names)
+    time = datetime(year, month, day, hour, minute, second) + timedelta(of_year - 1)
     return int((time - datetime.min).total_seconds())
 
 
 def _are_times(matches: Sequence[re.Match[str]], times: Sequence[int]) -> bool:
     """Whether numbers that could be times are. A time of day alone, or behind one day, may be a
-    count of six digits: it is none if the times are evenly spaced, and the numbers are not."""
+    count of six digits: it is none if the times are evenly spaced, and the numbers are not. Numbers
+    behind a year are months or days of it if there are several years."""
     if "between" in matches[0].groupdict() and all(at["between"] in ("", "T") for at in matches):
         return len({*times}) > 1
-    if "year" in matches[0].groupdict():
+    if "day" in matches[0].groupdict():
         return len({time // _DAY for time in times}) > 1
+    if "year" in matches[0].groupdict():
+        return len({at["year"] for at in matches}) > 1
     numbers = [int("".join(at.group("hour", "minute", "second"))) for at in matches]
     return _are_even(times) and not _are_even(numbers)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +128,13 @@ def stacked(
         elif axis != "c":
             _check_gaps(counts, files, where)
     if len(files) < math.prod(sides):
+        there = {tuple(each[place] for place in counted) for each in numbers.values()}
+        every = product(*(sorted(set(columns[place])) for place in counted))
+        first_lacking = next(each for each in every if each not in there)
+        words = ", ".join(f"{a} {n}" for a, n in zip(axes, first_lacking, strict=True))
         raise UsageError(
             f"{where}: files are missing: {len(files)} of {in_words(sides)} along "
-            f"{', '.join(axes)} are there"
+            f"{', '.join(axes)} are there; the first that is not has {words}"
         )
     ordered = sorted(files, key=numbers.__getitem__)
     taken = f"by their names the input's files lie along {', '.join(axes)}; --axes says otherwise"
