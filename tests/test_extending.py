@@ -322,6 +322,18 @@ def test_a_store_that_lacks_something_is_refused(site: Site) -> None:
         penstock.open_sink("volume.tif", domain=whole, dtype=np.dtype("uint8"))
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_store_without_levels_has_one(refuses: bool, site: Site, capsys) -> None:
+    """One that takes no notice of the level gives its first one for all."""
+    line = "    if level: raise penstock.UsageError('no such level')" * refuses
+    code = ["import numpy, penstock", "def open_source(place, *, level, name, **others):", line]
+    code += ["    return penstock.open_source(numpy.ones((4, 5), 'uint8'), name=name)"]
+    (site.folder / "theirs.py").write_text("\n".join(code))
+    site.install("their-tools", "penstock.stores", {"aardvark": "theirs"})
+    assert main(["info", "volume.aardvark"]) == 0
+    assert "level" not in capsys.readouterr().out
+
+
 def test_one_name_of_two_packages_is_refused(site: Site, capsys) -> None:
     for owner in ("one", "other"):
         site.install(owner, "penstock.models", {"aardvark": f"{owner}:Net"})

@@ -34,6 +34,23 @@ def test_a_volume_with_levels(tmp_path, capsys) -> None:
     ]
 
 
+@pytest.mark.parametrize("verb", ["info", "view", "mask"])
+def test_a_level_that_is_named_and_damaged_is_no_end_of_levels(
+    verb: str, tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    box = Box((0,) * 5, (1, 1, 1, 40, 50))
+    sink = open_sink("a.zarr", domain=box, dtype=np.dtype("uint8"))
+    sink.create()
+    sink.write(box, np.ones(box.shape, "uint8"))
+    assert main(["pyramid", "a.zarr", "--levels", "3"]) == 0
+    (tmp_path / "a.zarr/1/zarr.json").write_text("{")
+    capsys.readouterr()
+    assert main([verb, "a.zarr", *["m.zarr"][: verb == "mask"]]) == 2
+    error = capsys.readouterr().err
+    assert "a.zarr" in error and "1/zarr.json" in error and error.count("\n") == 1
+
+
 def test_an_axis_of_unknown_size_has_none_beside_others(tmp_path, capsys) -> None:
     """South at the top, which GDAL writes as a matrix."""
     rasterio = pytest.importorskip("rasterio")

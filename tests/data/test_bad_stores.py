@@ -84,7 +84,10 @@ class TestBadInput:
         [
             (lambda d: d / "none.zarr", r"--in-spec .*none\.zarr: no such file or folder$"),
             (lambda d: d, r"neither an OME-Zarr image nor a Zarr, N5 or precomputed array$"),
-            (lambda d: saved(d, "a.txt", "hello"), r"a\.txt: neither"),
+            (
+                lambda d: saved(d, "a.txt", "hello"),
+                r"a\.txt: its ending is of no kind that is read: Zarr, N5",
+            ),
             (lambda d: "/dev/zero", "/dev/zero: neither"),
             (lambda d: d / "none.tif", r"none\.tif: no such file$"),
             (lambda d: saved(d, "a.tif", "hello"), r"a\.tif: not a readable TIFF file: "),
@@ -156,7 +159,7 @@ class TestBadInput:
         for spec in (DATA, {"driver": "zarr"}, tmp_path / "a.npy"):
             with pytest.raises(UsageError, match=r"level 1 is asked, but only|have no levels"):
                 open_source(spec, level=1)
-        with pytest.raises(UsageError, match="a plain array has level 0 only"):
+        with pytest.raises(UsageError, match="it has level 0 only"):
             open_source(build_zarr2(tmp_path), level=1)
 
     @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.cli import main
 from penstock.data import Box, open_source
 
 from ..later import imported_later
@@ -281,3 +282,17 @@ def test_frames_of_a_dose_lie_by_its_offsets() -> None:
     )  # fmt: skip
     source, made = read("dose.dcm", raw=True)
     assert (made[0, 0] == SLICES[[0, 2, 1]]).all() and source.scale == (1, 1, 2, 0.5, 0.25)
+
+
+@pytest.mark.filterwarnings("ignore:.*encod:UserWarning")  # as it is written
+def test_what_pydicom_warns_of_is_one_note(capfd) -> None:
+    Path("odd").mkdir()
+    for number in range(3):
+        write_slice(
+            f"odd/{number}.dcm", number, SpecificCharacterSet="ISO 9999", SeriesDescription="ä",
+            PixelData=SLICES[number].tobytes() + bytes(10),
+        )  # fmt: skip
+    assert main(["convert", "odd", "a.zarr", "--levels", "none"]) == 0
+    out, err = capfd.readouterr()
+    assert "pydicom warns of the input: " in out and " more)" in out
+    assert "Warning" not in out + err and out.count("pydicom") == 1

@@ -62,7 +62,7 @@ def test_hdf5(chunks: Any) -> None:
         assert source.units[2] == "micrometer" and source.axes == "zyx"
     assert open_source("a.h5").chunks == (1, 1, *(chunks or (5, 37, 41)))
     refused("a.h5::raw/other", "has no array raw/other", "raw/volume (5 x 37 x 41)")
-    refused("a.h5", "level 1 is asked", level=1)
+    refused("a.h5", "level 1 does not exist; it has level 0 only", level=1)
 
 
 def test_hdf5_that_holds_several_arrays_or_none() -> None:
@@ -70,7 +70,7 @@ def test_hdf5_that_holds_several_arrays_or_none() -> None:
         file["a"], file["b/c"] = ZYX, ZYX[0]
     refused("a.h5", "a (5 x 37 x 41), b/c (37 x 41)", "--in-spec a.h5::a")
     h5py.File("b.h5", "w").close()
-    refused("b.h5", "no array of two axes")
+    refused("b.h5", "no array of numbers of two axes")
     Path("c.h5").write_bytes(b"\x89HDF" + bytes(99))
     refused("c.h5", "not a readable HDF5 file")
     refused("d.h5", "no such file")
@@ -149,6 +149,53 @@ def test_coordinates_that_lie_evenly_say_the_size_of_a_voxel(form: Any) -> None:
     assert "runs backwards along y" in " ".join(source.notes)
 
 
+@pytest.mark.parametrize("form", ["NETCDF4", "NETCDF3_CLASSIC"])
+def test_what_netcdf_never_wrote_is_missing(form: Any) -> None:
+    netcdf = pytest.importorskip("netCDF4")
+    with netcdf.Dataset("a.nc", "w", format=form) as file:
+        for name, side in zip("zyx", ZYX.shape, strict=True):
+            file.createDimension(name, side)
+        file.createVariable("u", "f4", ("z", "y", "x"))[:2] = ZYX[:2]
+    with netcdf.Dataset("a.nc") as file:
+        right = file["u"][:].filled(np.nan)
+    source, made = read("a.nc")
+    assert np.array_equal(made[0, 0], right, equal_nan=True) and np.isnan(right[2:]).all()
+    assert not any("coordinates" in note for note in source.notes)
+
+
+def test_coordinates_that_are_not_taken_are_named() -> None:
+    xarray = pytest.importorskip("xarray")
+    places = {"z": ("z", np.arange(5.0) ** 2, {"units": "um"}), "x": np.arange(41) * 0.5}
+    array = xarray.DataArray(ZYX, dims=("z", "y", "x"), coords=places, name="v")
+    array.to_netcdf("a.nc", engine="netcdf4")
+    array.to_dataset().to_zarr("a.zarr", consolidated=False)
+    for path in ("a.nc", "a.zarr/v"):
+        lost = (
+            "the input's coordinates along z, x are not evenly spaced lengths: they go no further"
+        )
+        assert open_source(path).notes == (lost,)
+
+
+def test_hdf5_says_what_of_it_is_not_read() -> None:
+    with h5py.File("a.h5", "w") as file:
+        file["complex"] = ZYX.astype("c8")
+        file["table"] = np.zeros((3, 4), [("a", "i4")])
+        file["there"] = h5py.ExternalLink("b.h5", "/d")
+    refused("a.h5", "what is not read: complex (of complex64), table (of records), there (a link")
+    layout = h5py.VirtualLayout(ZYX.shape, "u2")
+    layout[:] = h5py.VirtualSource("gone.h5", "d", shape=ZYX.shape)
+    with h5py.File("v.h5", "w") as file:
+        file.create_virtual_dataset("v", layout, fillvalue=7)
+    refused("v.h5", "numbers of it are in gone.h5, which is not there")
+    Path("five.nc").write_bytes(b"CDF\5" + bytes(99))
+    refused("five.nc", "is of the kind CDF-5, which is not read; nccopy -k netCDF-4")
+
+
+def test_a_file_of_a_kind_that_is_not_read() -> None:
+    Path("a.gif").write_bytes(b"GIF89a")
+    refused("a.gif", "a.gif: its ending is of no kind that is read: Zarr, N5, TIFF files, DICOM")
+
+
 def test_classic_netcdf_of_several_variables_is_refused_without_a_warning() -> None:
     netcdf_file = pytest.importorskip("scipy.io").netcdf_file
     with netcdf_file("a.nc", "w") as file:
@@ -210,7 +257,7 @@ def test_imaris_pads_its_chunks_and_says_the_size() -> None:
     source, made = read("b.ims")
     assert (made == right).all() and source.scale == (1, 1, 1, 1, 0.5) and not source.omero
     assert source.units == (None, None, None, "micrometer", "micrometer")
-    refused("a.ims", "level 1 does not exist; 1 level", level=1)
+    refused("a.ims", "level 1 does not exist; it has level 0 only", level=1)
 
 
 @pytest.mark.parametrize("suffix", ["nii", "nii.gz"])

@@ -77,10 +77,7 @@ def test_dimensions_that_xarray_names_are_those_axes_or_refused(
         assert source.notes == ()
     else:
         source = open_source(place / "v")
-        taken = (
-            f"{', '.join(names)} are taken for {', '.join(axes)}; --axes says otherwise; their "
-            "coordinates go no further"
-        )
+        taken = f"{', '.join(names)} are taken for {', '.join(axes)}; --axes says otherwise"
         plain = [name.lower() for name in names] == list(axes)
         assert [note.endswith(taken) for note in source.notes] == [True] * (not plain)
         assert source.bands == ("band" in names)
@@ -305,7 +302,7 @@ def test_series_takes_an_image_of_a_group(tmp_path) -> None:
         open_source(group, series=2)
     with pytest.raises(UsageError, match="series 0 is asked, but only"):
         open_source(DATA, series=0)
-    with pytest.raises(UsageError, match="--series 1 does not exist; a plain array"):
+    with pytest.raises(UsageError, match="--series 1 does not exist; it is one array"):
         open_source(group / "0", series=1)
 
 

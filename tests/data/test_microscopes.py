@@ -59,7 +59,7 @@ def test_scenes_of_czi(capsys) -> None:
     write_czi("a.czi", scenes=2)
     refused("a.czi", "holds 2 scenes (0 70 x 90, 1 70 x 90); --series N takes one")
     refused("a.czi", "--series 2 does not exist; it has 2", series=2)
-    refused("a.czi", "level 1 does not exist; 0 to 0 do", series=1, level=1)
+    refused("a.czi", "level 1 does not exist; it has level 0 only", series=1, level=1)
     source, made = read("a.czi", series=1)
     assert (made[0] == CZYX).all() and source.translation[4] == pytest.approx(255)
     assert main(["info", "a.czi"]) == 0

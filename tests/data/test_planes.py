@@ -51,6 +51,45 @@ def test_numbers_that_lie_far_apart_take_no_memory() -> None:
         tracemalloc.stop()
 
 
+TIMES = {
+    "days": (["t_20240101.tif", "t_20240108.tif", "t_20240115.tif", "t_20240205.tif"], True),
+    "weeks": ([f"S2B_2024-{month:02}-05_10m.tif" for month in (1, 2, 4)], True),
+    "days in a row": (["ndvi.20240229.tif", "ndvi.20240301.tif"], False),
+    "moments": (["IMG_20240101_235950.tif", "IMG_20240102_000000.tif"], False),
+    "one day": (["a20240101T120000Z.tif", "a20240101T120007Z.tif", "a20240101T120100Z.tif"], True),
+    "even": ([f"frame_12{second // 60:02}{second % 60:02}.tif" for second in (0, 45, 90)], False),
+    "milliseconds": ([f"time{number}.tif" for number in (0, 100, 199, 301)], True),
+    "months": (["pr_202311.tif", "pr_202312.tif", "pr_202401.tif"], True),
+    "days of years": (["MOD13.A2023353.h18.tif", "MOD13.A2024001.h18.tif"], False),
+    "a day before": (["a20230101_20240101.tif", "a20230101_20240301.tif"], False),
+}
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_times_in_names_are_no_count_with_gaps(case: str) -> None:
+    names, uneven = TIMES[case]
+    for name, plane in zip(names, ZYX, strict=False):
+        tifffile.imwrite(name, plane)
+    source, made = read("*.tif")
+    assert source.axes == "tyx" and (made[:, 0, 0] == ZYX[: len(names)]).all()
+    assert any("not evenly spaced" in note for note in source.notes) == uneven
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a_2024_01_02_000001.tif", "a_2024_01_02_000002.tif", "a_2024_01_02_000004.tif"],
+        ["t001.tif", "t004.tif", "t006.tif"],
+        ["t0.tif", "t100.tif", "t300.tif"],
+        ["20240230.tif", "20240231.tif", "20240235.tif"],
+    ],
+)
+def test_gaps_in_counts_that_look_like_times(names: list[str]) -> None:
+    for name, plane in zip(names, ZYX, strict=False):
+        tifffile.imwrite(name, plane)
+    refused("*.tif", "missing between")
+
+
 def test_planes_share_one_cache(monkeypatch) -> None:
     """A brick of few planes has all of it: a share for each plane would decode each strip twice."""
     from penstock.data.stores import ometiff

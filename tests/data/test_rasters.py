@@ -352,3 +352,13 @@ def test_a_palette_is_named(driver: str, tmp_path) -> None:
     source = open_source(place)
     assert "the input is PALETTE, and its numbers are read as stored" in source.notes
     assert (source.read(source.domain).squeeze() == numbers).all()
+
+
+def test_the_centre_of_a_voxel_of_an_overview_is_that_of_those_it_is_made_of(tmp_path) -> None:
+    place = str(tif(tmp_path / "in.tif", radar(), **PIECES))
+    with rasterio.open(place, "r+") as file:
+        file.build_overviews([2], rasterio.enums.Resampling.average)
+    imported_later("rasterio.shutil").copy(place, str(tmp_path / "in.vrt"), driver="VRT")
+    for name in ("in.tif", "in.vrt"):
+        source = open_source(tmp_path / name, level=1)
+        assert source.scale == (1, 1, 1, 20, 20) and source.translation == (0, 0, 0, 5, 5)

@@ -217,6 +217,10 @@ class TestAxesAndDtypes:
         del said["dimension_separator"]
         metadata.write_text(json.dumps(said))
         assert (open_source(tmp_path / "a.zarr").read(DOMAIN) == DATA).all()
+        first = tmp_path.joinpath("a.zarr", *"0" * DATA.ndim)
+        first.unlink()  # as of zeros, which are not stored
+        made = open_source(tmp_path / "a.zarr").read(DOMAIN)
+        assert (made[..., -1, -1, -1] == DATA[..., -1, -1, -1]).all()
 
     def test_levels_of_precomputed(self, tmp_path) -> None:
         for level in range(2):
@@ -231,7 +235,7 @@ class TestAxesAndDtypes:
         source = open_source(tmp_path / "a", level=1)
         assert (source.read(source.domain)[0, 0] == DATA[0, 0, :, ::2, ::2]).all()
         assert source.scale == (1, 1, 40, 8, 8)
-        with pytest.raises(UsageError, match="Scale 2 does not exist"):
+        with pytest.raises(UsageError, match="level 2 does not exist"):
             open_source(tmp_path / "a", level=2)
         with pytest.raises(UsageError, match="--series 1 does not exist"):
             open_source(tmp_path / "a", series=1)

@@ -385,6 +385,21 @@ def test_what_no_file_holds_is_refused(out: str, more: tuple[str, ...], said: st
     assert sorted(Path().rglob("*")) == before and Path("mine.tif").read_text() == "mine"
 
 
+@pytest.mark.parametrize(("dtype", "wider"), [("bool", "uint8"), ("float16", "float32")])
+@pytest.mark.parametrize("out", ["a.ome.tif", "a.nii", "a.n5", "a.zarr"])
+def test_values_that_a_wider_dtype_holds_go_into_a_format_without_theirs(
+    dtype: str, wider: str, out: str, capsys
+) -> None:
+    array = (np.arange(4 * 5 * 6) % 3).reshape(4, 5, 6).astype(dtype)
+    np.save("in.npy", array)
+    assert convert("in.npy", out) == 0
+    made = open_source(out)
+    assert (made.read(made.domain)[0, 0] == array).all()
+    held = dtype if out == "a.zarr" else wider
+    line = f"{out} holds {dtype} as {wider}, as its format has no {dtype}"
+    assert made.dtype == held and (line in capsys.readouterr().out) == (held == wider)
+
+
 def test_units_that_a_format_lacks(capsys) -> None:
     image(unit="inch")
     for out in ("a.ome.tif", "a.nii"):

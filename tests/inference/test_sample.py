@@ -272,3 +272,47 @@ def test_a_mask_is_not_overwritten(here) -> None:
     words = "infer in.npy region.zarr --model identity --mask region.zarr --overwrite".split()
     assert main(words) == 2
     assert (values("region.zarr") == BALL).all()
+
+
+@pytest.mark.parametrize("name", ["in.tif", "in.vrt"])
+def test_a_mask_that_is_a_raster_lies_by_its_georeference(name: str, tmp_path, capsys) -> None:
+    rasterio, copied = pytest.importorskip("rasterio"), imported_later("rasterio.shutil")
+    scene = (np.arange(40 * 50).reshape(1, 40, 50) % 99 + 1).astype("uint8")
+
+    def raster(name: str, array: Array, place: tuple[float, ...], crs: str = "EPSG:32633") -> str:
+        profile = {"width": array.shape[2], "height": array.shape[1], "count": 1, "crs": crs}
+        profile |= {"dtype": "uint8", "transform": rasterio.Affine(*place)}
+        with rasterio.open(tmp_path / name, "w", driver="GTiff", **profile) as file:
+            file.write(array)
+        return str(tmp_path / name)
+
+    def masked(mask: str) -> Any:
+        out = np.zeros(scene.shape, "uint8")
+        plain = {"normalize": "none", "devices": "cpu", "patch": 16, "overlap": 0}
+        penstock.run_inference(
+            in_spec=str(tmp_path / name), out_spec=out, model="identity", mask=mask, **plain
+        )
+        return out[0]
+
+    copied.copy(
+        raster("in.tif", scene, (10, 0, 5e5, 0, -10, 6e6)), tmp_path / "in.vrt", driver="VRT"
+    )
+    inside = RNG.random((20, 25)) < 0.5
+    whole = np.kron(inside, np.ones((2, 2), bool))
+    coarse = inside[None].astype("uint8")
+    right = scene[0] * whole
+    assert (masked(raster("a.tif", coarse, (20, 0, 5e5, 0, -20, 6e6))) == right).all()
+    south_up = raster("b.tif", coarse[:, ::-1], (20, 0, 5e5, 0, 20, 6e6 - 400))
+    assert (masked(south_up) == right).all()
+    moved = np.zeros((40, 50), bool)
+    moved[10:, 20:] = whole[:30, :30]
+    assert (
+        masked(raster("c.tif", coarse, (20, 0, 5e5 + 200, 0, -20, 6e6 - 100))) == scene[0] * moved
+    ).all()
+    for place, crs, said in (
+        ((20, 0, 9e5, 0, -20, 6e6), "EPSG:32633", "does not overlap the input: along x apart"),
+        ((20, 0, 5e5, 0, -20, 6e6), "EPSG:32634", "has another CRS than .*; gdalwarp -t_srs"),
+        ((20, 9, 5e5, 9, -20, 6e6), "EPSG:32633", "is turned against .*; gdalwarp turns it"),
+    ):
+        with pytest.raises(penstock.UsageError, match=said):
+            masked(raster("d.tif", coarse, place, crs))

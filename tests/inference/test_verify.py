@@ -262,6 +262,27 @@ def test_what_is_taken_off_the_list_is_written_by_a_resume(whole: Whole, capsys)
     assert verify(spec) == 0
 
 
+def test_blocks_that_no_log_names_are_counted_and_the_first_are_listed(
+    monkeypatch, capsys, here
+) -> None:
+    """In memory that does not grow with the grid of a run that has just begun."""
+    np.save("in.npy", DATA)
+    out = stored(Path("out.zarr"), "in.npy")
+    log = Path(f"{out}.penstock/done.log")
+    *_, first, second = log.read_text().splitlines(keepends=True)
+    log.write_text(first + second)
+    Path(f"{out}.penstock/summary.json").unlink()
+    monkeypatch.setattr(verify_room, "MOST_LISTED", 4)
+    capsys.readouterr()
+    assert verify(out, "--json", "a.json") == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 of 8 blocks are proven" in lines[0]
+    assert "Missing: 2 more; --json FILE lists all but the last 2" in lines
+    table = json.loads(Path("a.json").read_text())
+    assert len(table["missing"]) == 4 and table["unlisted"] == 2
+    assert main(["repair", out]) == 0 and verify(out) == 0
+
+
 def test_a_log_that_was_cut_says_so_and_what_to_do(capsys, here) -> None:
     """Whole lines of a run that is done, and a line in the middle; repair writes them again."""
     np.save("in.npy", DATA)

@@ -17,6 +17,7 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -126,6 +127,8 @@ def _safe_streams() -> Iterator[None]:
         pass
     os.close(number)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", module=r"pydicom\.")  # its reader notes them
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name) or stack.enter_context(Path(os.devnull).open("w"))
             redirect = getattr(contextlib, f"redirect_{name}")

@@ -63,7 +63,7 @@ def _show_array(args: argparse.Namespace) -> int:
             print(f"  penstock info {named}  {words}".rstrip())
         return 0
     print(*_of_array(first), sep="\n")
-    for level, source in coarser_levels(args.path, **chosen):
+    for level, source in coarser_levels(args.path, first, **chosen):
         print(f"level {level:<3} {_sides(source.domain.shape, source)}, {_voxel(source)}")
     for note in getattr(first, "notes", ()):
         print(f"note      {note}")

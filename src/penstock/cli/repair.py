@@ -46,9 +46,11 @@ def run(args: argparse.Namespace) -> int:
     with shown_progress() as progress:
         summary = repair_run(run, proof, config, progress, take_over=take_over)
     print(f"Repaired: {plural(summary.blocks_written, 'block')} computed again")
-    with counted_progress(len(proof.bad), "blocks", "verifying") as counted:
+    written = None if proof.unlisted else sorted(proof.bad)
+    count = run.num_blocks if written is None else len(written)
+    with counted_progress(count, "blocks", "verifying") as counted:
         again = open_run(args.output, config.run_dir)
-        left = verify_run(again, config.readers, config.retry_for, counted, sorted(proof.bad))
+        left = verify_run(again, config.readers, config.retry_for, counted, written)
     for finding in left.findings:
         print(f"{finding.kind.capitalize()}: {again.named(finding.key)} of {finding.output}")
     return verify.exit_code(left)

@@ -151,8 +151,10 @@ def _lines(
         word, findings = kind.capitalize(), proof.of_kind(kind)
         for finding in findings[:SHOWN]:
             yield f"{word}: {run.named(finding.key)} of {finding.output} {finding.what}"
-        if len(findings) > SHOWN:
-            yield f"{word}: {len(findings) - SHOWN:,} more; --json FILE lists all"
+        unlisted = proof.unlisted if kind == "missing" else 0
+        if more := len(findings[SHOWN:]) + unlisted:
+            lists = f"all but the last {unlisted:,}" if unlisted else "all"
+            yield f"{word}: {more:,} more; --json FILE lists {lists}"
 
 
 def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str, Any]:
@@ -164,6 +166,7 @@ def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str,
         "blocks": proof.blocks,
         "proven": proof.proven,
         "proven_bytes": proof.proven_bytes,
+        "unlisted": proof.unlisted,
         "recomputed": recomputed,
     }
     return table | {kind: [_finding(run, each) for each in proof.of_kind(kind)] for kind in KINDS}

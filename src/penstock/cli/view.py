@@ -19,7 +19,7 @@ from ..base import (
     from_flags,
     require,
 )
-from ..data import Box, Grid, coarser_levels, open_source
+from ..data import Box, Grid, coarsest_level, open_source
 from ..reports import serve_stores
 from .progress import picture
 
@@ -100,7 +100,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _planes(path: str, args: argparse.Namespace) -> Iterator[tuple[str, Any, Any, float]]:
     """The middle planes of an array: title, pixels, black and white, height of a pixel by width."""
-    source, level = _coarse(path, series=args.series, axes=args.axes)
+    chosen = {"name": "PATH", "series": args.series, "axes": args.axes}
+    first = open_source(path, **chosen)
+    source, level = coarsest_level(path, first, (2, 3, 4), _SIDE, **chosen)
     domain = source.domain
     place = [low + side // 2 for low, side in zip(domain.start, domain.shape, strict=True)]
     for axis, flag in ((0, "t"), (1, "c")):
@@ -134,16 +136,6 @@ def _in_colors(labels: Any) -> Any:
     hsv_to_rgb = require("matplotlib.colors", "plot").hsv_to_rgb
     hues, pale = labels * _GOLDEN % 1, labels * _GOLDEN**2 % 1
     return hsv_to_rgb(np.stack([hues, 0.5 + 0.5 * pale, np.where(labels == 0, 0.0, 1.0)], axis=-1))
-
-
-def _coarse(path: str, **chosen: Any) -> tuple[Any, int]:
-    """The coarsest level that has as many pixels as a picture, and its number."""
-    first, number = open_source(path, name="PATH", **chosen), 0
-    for level, below in coarser_levels(path, name="PATH", **chosen):
-        if max(below.domain.shape[2:]) < _SIDE:
-            break
-        first, number = below, level
-    return first, number
 
 
 def _plane(

@@ -69,6 +69,7 @@ from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .stores.bucket import Bucket as Bucket
 from .stores.file_formats import file_notes as file_notes
+from .stores.file_formats import held_dtype as held_dtype
 from .stores.file_formats import no_block_again as no_block_again
 from .stores.file_making import make_file as make_file
 from .stores.frames import METERS as METERS
@@ -84,6 +85,7 @@ from .stores.missing import ChunkCounter as ChunkCounter
 from .stores.missing import check_knows_chunks as check_knows_chunks
 from .stores.open import absolute_spec as absolute_spec
 from .stores.open import coarser_levels as coarser_levels
+from .stores.open import coarsest_level as coarsest_level
 from .stores.open import open_sink as open_sink
 from .stores.open import open_source as open_source
 from .stores.protocols import AXES as AXES
@@ -103,6 +105,7 @@ from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import remove_levels as remove_levels
 from .stores.raster import Georeference as Georeference
 from .stores.raster import georeference_of as georeference_of
+from .stores.raster import placed_over as placed_over
 from .stores.resampled import ChannelValues as ChannelValues
 from .stores.resampled import NormalisedSource as NormalisedSource
 from .stores.resampled import ResampledSource as ResampledSource

@@ -21,7 +21,7 @@ from ..base import UsageError, require
 from .box import Box, Grid
 from .levels import SMALLEST, levels_below
 from .stores.in_memory import open_array_source
-from .stores.open import coarser_levels, open_sink, open_source
+from .stores.open import coarsest_level, open_sink, open_source
 from .stores.protocols import Sink, Source, in_words, refuse_overlap
 from .volumes import create_anew
 
@@ -87,7 +87,7 @@ def coarse_view(
     source = first if level is None else open_source(path, level=level, **chosen)
     factors: tuple[int, ...] = (1,) * 5
     if level is None:
-        source = _coarsest(path, first, chosen)
+        source, _ = coarsest_level(path, first, (3, 4), SMALLEST, **chosen)
         for below in levels_below(source.domain.shape, source.scale):
             if max(below.shape[3:]) >= SMALLEST:
                 factors = below.factors
@@ -110,16 +110,6 @@ def coarse_view(
             for axis in (2, 3, 4)
         ),
     )
-
-
-def _coarsest(path: str, first: Source, chosen: dict[str, Any]) -> Source:
-    """The coarsest level that has 256 voxels along y or x."""
-    coarsest = first
-    for _, level in coarser_levels(path, **chosen):
-        if max(level.domain.shape[3:]) < SMALLEST:
-            break
-        coarsest = level
-    return coarsest
 
 
 def _picked(said: int | None, domain: Box, axis: int, flag: str, where: str) -> range:

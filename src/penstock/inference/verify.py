@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from .stages.retries import Retries
 
 SLAB_BYTES = 64 * 2**20
 """Bytes of a block that a thread holds at a time, unless one layer of its chunks has more."""
+
+MOST_LISTED = 100_000
+"""The most blocks without a note that are findings; more of them are a number."""
 
 Kind = Literal["missing", "damaged", "different"]
 _NOTHING = "none of its chunks is stored"
@@ -45,6 +49,8 @@ class Proof:
     proven_bytes: int = 0
     """Decoded bytes of the blocks that are proven."""
     findings: list[Finding] = field(default_factory=list)
+    unlisted: int = 0
+    """Blocks that no log names, beyond the first `MOST_LISTED`, which are findings."""
 
     def of_kind(self, kind: Kind) -> list[Finding]:
         """The findings of a kind, by block."""
@@ -94,7 +100,13 @@ def verify_run(
     """
     total = run.num_blocks if only is None else len(only)
     proof, flow, lock = Proof(total), Flow(), threading.Lock()
-    keys, seen = run.keys() if only is None else only, 0
+    keys = run.notes if only is None else only
+    seen = total - len(keys)
+    # A run that has just begun may have a thousand million of these.
+    every = run.keys() if only is None else ()
+    unnoted = (key for key in every if key not in run.notes)
+    proof.findings += [_not_noted(run, key) for key in islice(unnoted, min(seen, MOST_LISTED))]
+    proof.unlisted = seen - len(proof.findings)
     retries = Retries(retry_for, None, Probe().clock, lambda: None)
 
     def verify(key: Key) -> None:
@@ -125,8 +137,7 @@ def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterato
     """The faults of a block, output by output."""
     checks = run.notes.get(key, ())
     if len(checks) != len(run.outputs):
-        name = run.outputs[0].written.name
-        yield Finding(key, "missing", name, f"is not noted in {LOG_FILE}")
+        yield _not_noted(run, key)
         return
     for number, stored in enumerate(run.outputs):
         name = stored.written.name
@@ -149,6 +160,11 @@ def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterato
             what = describe(error)
         if what:
             yield Finding(key, "missing" if what == _NOTHING else "damaged", name, what)
+
+
+def _not_noted(run: RunFolder, key: Key) -> Finding:
+    name = run.outputs[0].written.name
+    return Finding(key, "missing", name, f"is not noted in {LOG_FILE}")
 
 
 def _difference(stored: Stored, box: Box) -> str:

@@ -66,6 +66,11 @@ def added_store(place: str) -> EntryPoint | None:
     return None if suffix in OURS else find_extension(_GROUP, suffix[1:])
 
 
+def titles() -> str:
+    """What Penstock itself reads of files, as a text."""
+    return ", ".join(f"{title}s" for title in dict.fromkeys(f.title for f in FORMATS.values()))
+
+
 def and_added() -> str:
     """The suffixes that other packages open, as a text that follows a list of ours."""
     names = ", ".join(f"*.{n}" for n in extension_names(_GROUP) if f".{n}" not in OURS)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, require
 from .frames import Sizes, shown_channel, sizes_of
-from .protocols import chosen_of, in_words
+from .protocols import check_level, chosen_of, in_words
 from .sliced import Asked, OpenedArray, Readable
 
 _DTYPES = {
@@ -42,10 +42,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     tiles, covered = _tiles(reader, scene, rectangle, asked.level)
     if not tiles:
         raise UsageError(f"{asked.where}: holds no tile")
-    if asked.level >= len(tiles):
-        raise UsageError(
-            f"{asked.where}: level {asked.level} does not exist; 0 to {len(tiles) - 1} do"
-        )
+    check_level(asked.level, len(tiles), asked.where)
     by = sorted(tiles)[asked.level]
     array = _TiledScene(reader, scene, rectangle, by, asked.where)
     first = (rectangle.x, rectangle.y, 1, 1)

@@ -3,8 +3,11 @@ frames of a file."""
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -36,6 +39,7 @@ _COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_RCT", "YBR_ICT")
 _RESCALED = (("scale_factor", "RescaleSlope", 1), ("add_offset", "RescaleIntercept", 0))
 _TOLERANCE = 0.01
 """The part of a voxel by which slices may lie beside their places."""
+_OPENING = threading.Lock()  # as filters of warnings belong to the process
 _DIGITS = 6
 """The digits of millimeters that tell places apart."""
 
@@ -44,8 +48,18 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     """Open a series of slices: the files of a folder or pattern, or one file.
 
     One file alone may have no place in space, as an X-ray or a film of ultrasound. Its frames are
-    times.
+    times. What pydicom warns of is one note.
     """
+    with _OPENING, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        opened = _of_files(asked, cache_bytes)
+    texts = list(dict.fromkeys(str(each.message).partition("\n")[0] for each in said))
+    more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+    warned = [f"pydicom warns of the input: {text}{more}" for text in texts[:1]]
+    return replace(opened, notes=[*opened.notes, *warned])
+
+
+def _of_files(asked: Asked, cache_bytes: int) -> OpenedArray:
     by_series = defaultdict[str, list[Any]](list)
     for file in asked.files or [asked.file]:
         where = f"{asked.where}: {file.name}" if asked.files else asked.where

@@ -11,7 +11,7 @@ import numpy as np
 from ...base import UsageError, format_bytes, require
 from ..box import Box
 from .frames import METERS
-from .protocols import AXES, Source
+from .protocols import AXES, DTYPES, Source, is_n5
 
 Kind = Literal["cog", "ome", "nifti"]
 TITLES: dict[Kind, str] = {
@@ -28,6 +28,7 @@ _EXTRAS: dict[Kind, tuple[str, str]] = {
 """The library that writes a kind, and the extra that has it."""
 _DTYPES = "uint8 int8 uint16 int16 uint32 int32 float32 float64".split()
 """Dtypes that all of these formats have, and their readers take."""
+N5_DTYPES = [name for name in DTYPES if name not in ("bool", "float16")]
 _NEAREST = {"bool": "uint8", "float16": "float32", "uint64": "uint32", "int64": "int32"}
 """The nearest of these dtypes to each of the others."""
 OME_UNITS = {
@@ -110,6 +111,18 @@ def check_dtype_of(title: str, dtypes: Sequence[str], dtype: np.dtype[Any], wher
             f"{where}: {title} does not hold {dtype}; give --out-dtype {_NEAREST[dtype.name]}, or "
             "OME-Zarr (*.zarr)"
         )
+
+
+def held_dtype(place: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a new output whose values are of a dtype: the nearest that its format has, if
+    that holds them all.
+
+    >>> held_dtype("a.nii", np.dtype("bool")), held_dtype("a.nii", np.dtype("int64"))
+    (dtype('uint8'), dtype('int64'))
+    """
+    held = N5_DTYPES if is_n5(place) else _DTYPES if ending_of(place) else DTYPES
+    nearest = dtype if dtype.name in held else np.dtype(_NEAREST[dtype.name])
+    return nearest if np.can_cast(dtype, nearest) else dtype
 
 
 def no_block_again(name: str) -> str:

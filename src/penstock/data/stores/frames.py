@@ -223,16 +223,18 @@ def sizes_of(said: Iterable[tuple[str, Any, str | None, float]]) -> dict[str, An
     return {axis: (size, unit, place) for axis, size, unit, place in read if size is not None}
 
 
-def spaced_sizes(coordinates: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> dict[str, Any]:
+def spaced_sizes(
+    coordinates: Iterable[tuple[str, Any, Mapping[str, Any]]],
+) -> tuple[dict[str, Any], list[str]]:
     """The sizes of the axes whose coordinates lie evenly, in a unit of length, as plain numbers.
 
     Args:
         coordinates: The name of an axis, its coordinates, and their attributes.
 
     Returns:
-        A mapping as `Sizes` is.
+        A mapping as `Sizes` is, and a sentence on the axes that have other coordinates.
     """
-    said = []
+    said, others = [], []
     for name, places, attributes in coordinates:
         unit = unit_name(str(attributes.get("units", "")))
         packed = attributes.keys() & {"scale_factor", "add_offset"}
@@ -242,7 +244,13 @@ def spaced_sizes(coordinates: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> d
             rounded = np.abs(each).max() * np.finfo(each.dtype).eps if each.dtype.kind == "f" else 0
             if np.allclose(steps, steps.mean(), rtol=1e-3, atol=2 * rounded):
                 said.append((axis_letter(name), steps.mean(), unit, float(each[0])))
-    return sizes_of(said)
+                continue
+        others.append(name)
+    names = ", ".join(others)
+    lost = (
+        f"the input's coordinates along {names} are not evenly spaced lengths: they go no further"
+    )
+    return sizes_of(said), [lost] * bool(others)
 
 
 def sized_axes(

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,15 @@ from ...base import UsageError, require
 from .cf_packing import packing_of
 from .frames import shown_channel, sizes_of, spaced_sizes, unit_name
 from .ome_levels import array_below
-from .protocols import SeveralArrays, in_words, listed
+from .protocols import SeveralArrays, check_level, in_words, listed
 from .sliced import Asked, OpenedArray, Readable
 
 _NWB_AXES = {3: "txy", 4: "txyz"}
 _OF_BIGDATAVIEWER = re.compile(r"/t\d+/s\d+/\d+/cells")
 """Names of its arrays, which keep numbers without a sign as such with one."""
+_NO_COORDINATES = "This is a netCDF dimension but not a netCDF variable"
+_NEVER_WRITTEN = 2.0**122 * 1.875
+"""What NetCDF fills floats with that are never written, unless it is told another value."""
 _CHUNK = 2**20
 """About the voxels of a region that is read at once of an array that is stored in one piece."""
 
@@ -36,17 +40,22 @@ _CHUNK = 2**20
 def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     """Open an array of an HDF5 file, by its name or as the only one."""
     with asked.file.open("rb") as stream:
-        is_classic = stream.read(3) == b"CDF"
+        start = stream.read(4)
+    if start == b"CDF\5":
+        raise UsageError(
+            f"{asked.where}: is of the kind CDF-5, which is not read; nccopy -k netCDF-4 IN OUT "
+            "makes a file that is"
+        )
+    is_classic = start[:3] == b"CDF"
     handle: Any = {} if is_classic else _opened(asked, cache_bytes)
     if "DataSetInfo" in handle and "DataSet" in handle and not asked.inside:
         # Each of its datasets has a cache of its own.
         share = cache_bytes // max(1, sum(map(len, handle["DataSet/ResolutionLevel 0"].values())))
         return _imaris(_opened(asked, share), asked, cache_bytes)
-    if asked.level:
-        raise UsageError(f"{asked.where}: level {asked.level} is asked, but it has no levels")
+    check_level(asked.level, 1, asked.where)
     if is_classic:
         return _classic(asked)
-    return _plain(_chosen(arrays_in(handle), asked), asked, cache_bytes)
+    return _plain(_chosen(arrays_in(handle), asked, handle), asked, cache_bytes)
 
 
 def _opened(asked: Asked, cache_bytes: int) -> Any:
@@ -68,14 +77,18 @@ def _classic(asked: Asked) -> OpenedArray:
             handle.close()
     attributes = _plain_attributes(vars(chosen)["_attributes"])
     dtype = chosen.data.dtype.newbyteorder("=")
+    if dtype.kind == "f":
+        attributes = {"_FillValue": _NEVER_WRITTEN, **attributes}
+    sizes, lost = spaced_sizes(
+        (name, each.data, _plain_attributes(vars(each)["_attributes"]))
+        for name, each in coordinates.items()
+        if each is not None
+    )
     return OpenedArray(
         array=chosen.data,
         labels=list(chosen.dimensions),
-        sizes=spaced_sizes(
-            (name, each.data, _plain_attributes(vars(each)["_attributes"]))
-            for name, each in coordinates.items()
-            if each is not None
-        ),
+        sizes=sizes,
+        notes=lost,
         chunks=_bands(chosen.shape),
         packing=None if asked.raw else packing_of(attributes, dtype, asked.where),
     )
@@ -94,10 +107,31 @@ def arrays_in(handle: Any) -> dict[str, Any]:
     return arrays
 
 
-def _chosen(arrays: Mapping[str, Any], asked: Asked) -> Any:
+def _others_in(handle: Any) -> list[tuple[str, str]]:
+    """What else of two axes or more an open file has, and links to other files, by name."""
+    h5py, others = require("h5py", "hdf5"), list[tuple[str, str]]()
+
+    def visit(name: str, link: Any) -> None:
+        if isinstance(link, h5py.ExternalLink):
+            others.append((name, f"a link into {link.filename}"))
+            return
+        each = handle.get(name)
+        if isinstance(each, h5py.Dataset) and each.ndim > 1 and each.dtype.kind not in "biuf":
+            kind = "records" if each.dtype.names else each.dtype.name
+            others.append((name, f"of {'texts' if each.dtype.kind in 'OSU' else kind}"))
+
+    handle.visititems_links(visit)
+    return others
+
+
+def _chosen(arrays: Mapping[str, Any], asked: Asked, handle: Any = None) -> Any:
+    """The array that is asked for by its name, or the only one. ``handle`` is the open file, of
+    which a refusal also names what is no such array."""
     where, path = asked.where, asked.path
     names = [(each, in_words(array.shape)) for each, array in arrays.items()]
-    holds = f"it holds {listed(names) or 'no array of two axes or more'}"
+    holds = f"it holds {listed(names) or 'no array of numbers of two axes or more'}"
+    if handle is not None and len(arrays) == 0 and (others := _others_in(handle)):
+        holds += f", and what is not read: {listed(others)}"
     if asked.inside:
         if (key := asked.inside.strip("/")) in arrays:
             return arrays[key]
@@ -113,18 +147,26 @@ def _chosen(arrays: Mapping[str, Any], asked: Asked) -> Any:
 
 
 def _check_within(dataset: Any, where: str) -> None:
-    """Refuse an array whose numbers are in files that do not lie below the folder of its own."""
+    """Refuse an array whose numbers are in files that do not lie below the folder of its own, or
+    that are gone: HDF5 gives the fill value for these."""
     files = [name for name, *_ in dataset.external or ()]
     files += [each.file_name for each in dataset.virtual_sources()] if dataset.is_virtual else []
     for file in files:
         array_below(file, where)
+        below = (Path(dataset.file.filename).with_name(file), Path(file))
+        if file != "." and "%" not in file and not any(each.exists() for each in below):
+            raise UsageError(f"{where}: numbers of it are in {file}, which is not there")
 
 
 def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     _check_within(dataset, asked.where)
     labels = _labels(dataset)
-    scales = [(dim[0].name.rpartition("/")[2], dim[0]) for dim in dataset.dims if len(dim)]
-    sizes = spaced_sizes((name, each, _plain_attributes(each.attrs)) for name, each in scales)
+    scales = [(dim[0], _plain_attributes(dim[0].attrs)) for dim in dataset.dims if len(dim)]
+    sizes, lost = spaced_sizes(
+        (each.name.rpartition("/")[2], each, says)
+        for each, says in scales
+        if not str(says.get("NAME")).startswith(_NO_COORDINATES)
+    )
     micrometers = dataset.attrs.get("element_size_um")  # z, y, x, whatever the axes are
     if (
         micrometers is not None
@@ -135,6 +177,8 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         sizes = sizes_of((axis, size, "micrometer", 0.0) for axis, size in each)
     attributes = _plain_attributes(dataset.attrs)
     dtype = dataset.dtype.newbyteorder("=")
+    if dtype.kind == "f" and dataset.fillvalue == dtype.type(_NEVER_WRITTEN):
+        attributes = {"_FillValue": _NEVER_WRITTEN, **attributes}
     if _OF_BIGDATAVIEWER.fullmatch(dataset.name) and dtype == np.int16:
         attributes |= {"_Unsigned": "true"}
     is_plain = asked.raw or dtype.kind == "b"
@@ -145,6 +189,7 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         labels=labels,
         sizes=sizes,
         packing=None if is_plain else packing_of(attributes, dtype, asked.where),
+        notes=lost,
         codec=dataset.compression or "",
         chunks=dataset.chunks or _bands(dataset.shape),
         cache_bytes=cache_bytes if dataset.chunks else 0,
@@ -201,13 +246,10 @@ class _Channels(Readable):
 
 def _imaris(handle: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     """A level of an Imaris file. Its chunks are padded, so the sizes stand in its attributes."""
-    levels, level = handle["DataSet"], f"ResolutionLevel {asked.level}"
-    if level not in levels:
-        raise UsageError(
-            f"{asked.where}: level {asked.level} does not exist; {len(levels)} levels do"
-        )
+    levels = handle["DataSet"]
+    check_level(asked.level, len(levels), asked.where)
     image = {key: _text(value) for key, value in handle["DataSetInfo/Image"].attrs.items()}
-    times = levels[level]
+    times = levels[f"ResolutionLevel {asked.level}"]
     rows = [
         [times[f"TimePoint {t}"][f"Channel {c}"] for c in range(len(times["TimePoint 0"]))]
         for t in range(len(times))

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from ...base import UsageError
 from .frames import axis_letter, physical_size, shown_channel, to_tczyx, unit_name
-from .protocols import AXES, chosen_of
+from .protocols import AXES, check_level, chosen_of
 
 
 def array_below(path: Any, where: str) -> str:
@@ -78,9 +78,7 @@ def described(
     """One level of an image, by the attributes of its group."""
     multiscale = image_of(attributes, series, where)
     datasets = multiscale["datasets"]
-    if not 0 <= level < len(datasets):
-        which = f"0 to {len(datasets) - 1} do" if datasets else "it has none"
-        raise UsageError(f"{where}: level {level} does not exist; {which}")
+    check_level(level, len(datasets), where)
     if "coordinateSystems" in multiscale:
         raise UsageError(f"{where}: has coordinate systems, as OME-Zarr 0.6; 0.1 to 0.5 are read")
     # Axes were texts in 0.3 and not written down before that.

@@ -25,7 +25,7 @@ from ...base import UsageError, describe, format_bytes, require
 from ..box import Box, Grid, flatten, indices
 from . import raster
 from .cf_packing import Packing
-from .protocols import AXES, check_dtype
+from .protocols import AXES, check_dtype, check_level
 from .sliced import Asked, OpenedArray, Readable, decoded_once, in_turn
 from .tiff_frame import (
     PLACED,
@@ -168,8 +168,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     is_raster = series.kind in PLAIN and len(series.pages) == 1  # of more GDAL has the first
     if is_raster and raster.is_explained_beside(asked.file, placed=placed):
         return raster.open_array(asked, cache_bytes)
-    if not 0 <= asked.level < len(levels):
-        raise UsageError(f"{where}: level {asked.level} does not exist; {len(levels)} levels do")
+    check_level(asked.level, len(levels), where)
     _check_size(file, number, num_pages, where)
     packing = None if asked.raw else packing_in(file, series, where)
     return _opened(file, number, packing, asked, cache_bytes)

@@ -15,8 +15,8 @@ import numpy as np
 
 from ...base import UsageError, scrub
 from ..box import Box
-from .added import and_added
-from .file_formats import check_dtype_of
+from .added import and_added, titles
+from .file_formats import N5_DTYPES, check_dtype_of
 from .frames import shown_channels
 from .kvstore import (
     address,
@@ -31,7 +31,7 @@ from .kvstore import (
     ts,
 )
 from .ome_levels import transformations
-from .protocols import AXES, DTYPES, Source, is_n5
+from .protocols import AXES, DTYPES, Source, check_level, is_n5
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
@@ -50,7 +50,6 @@ _DRIVER_OF_MARKER = {
     "attributes.json": "n5",
     "info": "neuroglancer_precomputed",
 }
-_N5_DTYPES = [name for name in DTYPES if name not in ("bool", "float16")]
 _AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 
 
@@ -76,12 +75,11 @@ def open_omezarr_source(
         spec["path"] = image.path
     else:
         spec["driver"] = _array_driver(group)
+        if series:
+            raise UsageError(f"{group.where}: --series {series} does not exist; it is one array")
         has_levels = spec["driver"] == "neuroglancer_precomputed"
+        check_level(level, len(group.json("info")["scales"]) if has_levels else 1, group.where)
         spec |= {"scale_index": level} if has_levels else {}
-        if series or (level and not has_levels):
-            asked = f"level {level}" if level else f"--series {series}"
-            only = "level 0 only" if level else "no series but 0"
-            raise UsageError(f"{group.where}: {asked} does not exist; a plain array has {only}")
     if spec["driver"] == "zarr":
         spec |= zarr2_meant(group, f"{image.path.strip('/')}/" if image else "")
     return open_tensorstore_source(
@@ -125,7 +123,7 @@ def open_omezarr_sink(
         check_deletable(root, where, [*arrays, SCRATCH_TILES] if scratch else arrays)
     stays = exists and arrays is None
     version = _version(path, root if stays else None, ome_version, like, shards, where)
-    check_dtype_of("N5", _N5_DTYPES if version == "n5" else DTYPES, dtype, where)
+    check_dtype_of("N5", N5_DTYPES if version == "n5" else DTYPES, dtype, where)
     layout = replace(_lay_out(domain, dtype, like, chunks, shards, at, where), scratch=scratch)
     spec = label_spec(
         {"kvstore": kvstore_of(path), **_ARRAY_SPECS[version](layout)},
@@ -388,6 +386,11 @@ def _array_driver(group: Group) -> str:
     folder = local_path(group.root.spec())
     if folder is not None and not folder.exists():
         raise UsageError(f"{group.where}: no such file or folder")
+    if folder is not None and folder.is_file():
+        raise UsageError(
+            f"{group.where}: its ending is of no kind that is read: Zarr, N5, {titles()}"
+            f"{and_added()}"
+        )
     planes = "; planes are read from this machine, so copy them here" * ("://" in group.where)
     raise UsageError(
         f"{group.where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"

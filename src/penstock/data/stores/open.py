@@ -34,6 +34,7 @@ from .planes import is_slice, plane_files
 from .protocols import (
     AXES,
     LONGEST,
+    NoSuchLevel,
     Sink,
     Source,
     Spec,
@@ -95,8 +96,9 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
     name, level, series = (settings[key] for key in ("name", "level", "series"))
     parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
     if not isinstance(parsed, str) and (level or series is not None):
-        what = f"level {level}" if level else f"series {series}"
-        raise UsageError(f"{name}: {what} is asked, but only OME-Zarr and files have such")
+        what, kind = ("level", NoSuchLevel) if level else ("series", UsageError)
+        wanted = f"{what} {level or series}"
+        raise kind(f"{name}: {wanted} is asked, but only OME-Zarr and files have such")
     if isinstance(parsed, np.ndarray):
         return memory.open_array_source(parsed, name=name, axes=settings["axes"])
     if isinstance(parsed, dict):
@@ -134,7 +136,8 @@ def _open_file(form: Format, asked: Asked, cache_bytes: int) -> SlicedSource:
         if is_made and choice not in form.takes:
             words = {"level": "levels", "inside": "arrays by name"}.get(choice, choice)
             hints = [_HINTS[other] for other in form.takes.split() if choice != "level" != other]
-            raise UsageError(f"{asked.where}: {form.title}s have no {words}{''.join(hints)}")
+            kind = NoSuchLevel if choice == "level" else UsageError
+            raise kind(f"{asked.where}: {form.title}s have no {words}{''.join(hints)}")
     remote, files = "://" in asked.path, asked.files or [asked.file]
     pattern = "*" in asked.path.partition("?")[0]  # and not in the query of a signed URL
     if remote and (form is not RASTER or pattern):
@@ -159,24 +162,62 @@ def _open_added(added: Any, place: str, settings: Mapping[str, Any], cache_bytes
     where = f"{settings['name']} {place}"
     if settings["axes"] is not None or settings["series"] is not None:
         raise UsageError(f"{where}: a store of another package takes no axes and no series")
-    with blaming(added, where):
-        theirs = {key: settings[key] for key in ("level", "name")}
-        opened = added.load().open_source(place, cache_bytes=cache_bytes, **theirs)
-        return checked(opened, Source, where)
+    theirs = {key: settings[key] for key in ("level", "name")}
+    try:
+        with blaming(added, where):
+            opened = added.load().open_source(place, cache_bytes=cache_bytes, **theirs)
+            return checked(opened, Source, where)
+    except UsageError as error:  # of which another package has one kind
+        if settings["level"]:
+            raise NoSuchLevel(error.with_flags) from error
+        raise
 
 
-def coarser_levels(path: str, **chosen: Any) -> Iterator[tuple[int, Source]]:
+def coarser_levels(path: str, first: Source, **chosen: Any) -> Iterator[tuple[int, Source]]:
     """The levels of an array below the first, and their numbers.
 
     Args:
         path: The array.
+        first: Its first level.
         chosen: Further arguments of `open_source`, such as the name of the path in messages.
+
+    Raises:
+        UsageError: A level is there and cannot be opened.
     """
     for number in itertools.count(1):
         try:
-            yield number, open_source(path, level=number, **chosen)
-        except UsageError:  # there are no further ones
+            level = open_source(path, level=number, **chosen)
+        except NoSuchLevel:
             return
+        if level.domain == first.domain:  # another package's store may take no notice of levels
+            return
+        yield number, level
+
+
+def coarsest_level(
+    path: str, first: Source, across: Sequence[int], side: int, **chosen: Any
+) -> tuple[Source, int]:
+    """The coarsest level of an array that has so many voxels along an axis; the first if none has.
+
+    Args:
+        path: The array.
+        first: Its first level.
+        across: The places of the axes that count.
+        side: The number of voxels.
+        chosen: Further arguments of `open_source`.
+
+    Returns:
+        The level, and its number.
+
+    Raises:
+        UsageError: A level is there and cannot be opened.
+    """
+    coarsest = first, 0
+    for number, level in coarser_levels(path, first, **chosen):
+        if max(level.domain.shape[axis] for axis in across) < side:
+            break
+        coarsest = level, number
+    return coarsest
 
 
 def open_sink(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from ...base import (
 )
 from .added import TIFF, format_of
 from .frames import axis_letter, said_of, shown_channel
+from .name_times import UNEVEN, are_apart, counted_times
 from .protocols import AXES, in_words
 from .sliced import Asked, OpenedArray, Readable, decoded_once, read_into
 
@@ -98,7 +99,8 @@ def stacked(
     Raises:
         UsageError: Files are missing, or the numbers do not say what they count.
     """
-    parts = {file: _NUMBER.findall(file.name) for file in files}
+    texts, uneven = counted_times([file.name for file in files])
+    parts = {file: _NUMBER.findall(text) for file, text in zip(files, texts, strict=True)}
     numbers = {file: tuple(int(number) for _, number in each) for file, each in parts.items()}
     first = parts[files[0]]
     one_each = len(set(numbers.values())) == len(files)
@@ -120,16 +122,24 @@ def stacked(
             "or let --axes, such as --axes tzyx, say all axes"
         )
     for place, axis in zip(counted, axes, strict=True):
-        if axis != "c":
-            _check_gaps(sorted(set(columns[place])), files, where)
+        counts = sorted(set(columns[place]))
+        if axis == "t" and are_apart(counts):
+            uneven = UNEVEN
+        elif axis != "c":
+            _check_gaps(counts, files, where)
     if len(files) < math.prod(sides):
+        there = {tuple(each[place] for place in counted) for each in numbers.values()}
+        every = product(*(sorted(set(columns[place])) for place in counted))
+        first_lacking = next(each for each in every if each not in there)
+        words = ", ".join(f"{a} {n}" for a, n in zip(axes, first_lacking, strict=True))
         raise UsageError(
             f"{where}: files are missing: {len(files)} of {in_words(sides)} along "
-            f"{', '.join(axes)} are there"
+            f"{', '.join(axes)} are there; the first that is not has {words}"
         )
     ordered = sorted(files, key=numbers.__getitem__)
     taken = f"by their names the input's files lie along {', '.join(axes)}; --axes says otherwise"
-    return ordered, axes, sides, "" if axes == "z" or said else taken
+    notes = said_of({taken: axes != "z" and not said, uneven: uneven})
+    return ordered, axes, sides, "; ".join(notes)
 
 
 def _axis_of(word: str) -> str:

@@ -171,6 +171,28 @@ class SeveralArrays(UsageError):
         """The place of each, or the flag that takes it, and what it is."""
 
 
+class NoSuchLevel(UsageError):
+    """A level that an image does not have."""
+
+
+def check_level(level: int, count: int, where: str) -> None:
+    """Check that an image has a level.
+
+    Args:
+        level: The number of the level.
+        count: How many levels the image has.
+        where: What messages begin with.
+
+    Raises:
+        NoSuchLevel: It has not.
+    """
+    if not 0 <= level < count:
+        which = "it has level 0 only" if count == 1 else f"0 to {count - 1} do"
+        raise NoSuchLevel(
+            f"{where}: level {level} does not exist; {which if count else 'it has none'}"
+        )
+
+
 _SHOWN = 12  # names in a message
 
 

@@ -16,7 +16,16 @@ import numpy as np
 from ...base import UsageError, scrub
 from ..box import Box
 from .cf_packing import Packing, packing_of
-from .frames import name_axes, sized_axes, source_axes, spaced_sizes, to_five, to_tczyx, unit_name
+from .frames import (
+    name_axes,
+    said_of,
+    sized_axes,
+    source_axes,
+    spaced_sizes,
+    to_five,
+    to_tczyx,
+    unit_name,
+)
 from .kvstore import (
     BRIEF,
     address,
@@ -118,8 +127,7 @@ def _frame(
         if labels and not frame:
             frame, turned = _by_coordinates(array, stored["driver"], labels, axes)
             notes += turned
-        lost = "coordinates and grid mapping" if "grid_mapping" in attributes else "coordinates"
-        taken = [f"{note}; their {lost} go no further" * (not frame) or note for note in taken]
+        notes += said_of({"the input's grid mapping goes no further": "grid_mapping" in attributes})
     else:
         frame = level.frame(axes, array.shape[axes.index("c")] if "c" in axes else 1)
     return axes, {
@@ -374,10 +382,11 @@ def _by_coordinates(
             spec = {"driver": driver, "kvstore": one}
             places = ts.open(spec, context=ts.Context(BRIEF), **EXISTING).result()
             beside.append((name, places, _attributes(places, places.spec().to_json())))
-    sized, notes = sized_axes(spaced_sizes(beside), axes, labels)
+    sizes, lost = spaced_sizes(beside)
+    sized, turned = sized_axes(sizes, axes, labels)
     scale, units, translation = zip(*sized, strict=True)
     frame = {"scale": scale, "units": units, "translation": translation}
-    return frame if any(units) else {}, notes
+    return frame if any(units) else {}, [*turned, *lost]
 
 
 def _write_grid(five: Any, axes: str, where: str) -> tuple[int, ...]:

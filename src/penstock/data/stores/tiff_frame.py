@@ -142,13 +142,17 @@ def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
         bands, samples = _bands(file), range(series.keyframe.samplesperpixel)
         sizes = _ground_sizes(series.keyframe)
         channels = [shown_channel(bands.get(i, {}).get("description")) for i in samples]
-    # A coarser level of a pyramid spans the same space in fewer voxels.
+    # A coarser level of a pyramid spans the same space in fewer voxels: centres lie further in.
     sides = zip(labels.lower(), series.shape, series.levels[level].shape, strict=True)
     times = {axis: whole / side for axis, whole, side in sides}
     codec = getattr(series.keyframe.compression, "name", "NONE")  # ImageJ leaves it out
     return {
         "sizes": {
-            axis: (size * times.get(axis, 1.0), unit, 0.0 - first * size)
+            axis: (
+                size * times.get(axis, 1.0),
+                unit,
+                ((times.get(axis, 1.0) - 1) / 2 - first) * size,
+            )
             for axis, (size, unit, first) in sizes.items()
         },
         "omero": channels,

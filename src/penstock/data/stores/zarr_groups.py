@@ -194,10 +194,22 @@ def zarr2_meant(group: Group, folder: str) -> dict[str, Any]:
     if isinstance(fill, str) and (is_whole or not fill):
         with suppress(ValueError):
             said = {**said, "fill_value": int(fill) if fill else None}
-    first = "/".join("0" * len(_shape(said)))
-    if "/" in first and "dimension_separator" not in said and group.read(f"{folder}{first}"):
+    rank = len(_shape(said))
+    if rank > 1 and "dimension_separator" not in said and _is_nested(group, folder, rank):
         said = {**said, "dimension_separator": "/"}
     return {} if said == array else {"metadata": said, "assume_metadata": True}
+
+
+def _is_nested(group: Group, folder: str, rank: int) -> bool:
+    """Whether the chunks of an array lie in folders. Of one that is not on this machine only the
+    first chunk is asked for, as not all servers list what they have."""
+    from .kvstore import local_path
+
+    place = local_path(group.root.spec())
+    if place is None:
+        return group.read(f"{folder}{'/'.join('0' * rank)}") is not None
+    chunks = (each for each in (place / folder).iterdir() if each.name[0].isdigit())
+    return next((each.is_dir() for each in chunks), False)
 
 
 def joined(place: str, name: str) -> str:

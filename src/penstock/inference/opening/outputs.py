@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from ...data import (
     ScaledGrid,
     Sink,
     Source,
+    held_dtype,
     levels_below,
     on_grid,
     open_sink,
@@ -81,7 +82,7 @@ def open_outputs(
     """
     times, channels = selected
     outputs: list[Output] = []
-    dtypes = _dtypes(config.out_dtype, source.dtype, heads)
+    dtypes = _dtypes(config, source.dtype, heads)
     for spec, head, dtype in zip(config.out_spec, heads, dtypes, strict=True):
         grid = ScaledGrid(head.factors, source.domain.start[2:])
         frame = of_head(source, grid)
@@ -193,14 +194,25 @@ def of_head(source: Source, grid: ScaledGrid) -> Source:
     return on_grid(source, grid.box(source.domain[2:]), steps)
 
 
+def widened(
+    config: InferConfig, source: np.dtype[Any], heads: Sequence[HeadFacts], sinks: Sequence[Sink]
+) -> Iterator[str]:
+    """A sentence on each output whose dtype is a wider one, as its format has not that of its
+    values. ``source`` is the dtype of the input."""
+    made = _dtypes(config, source, heads)
+    for head, dtype, sink in zip(heads, made, sinks, strict=True):
+        wanted = default_dtype(head, source)
+        if config.out_dtype is None and wanted != dtype == sink.dtype:
+            yield f"{sink.name} holds {wanted} as {dtype}, as its format has no {wanted}"
+
+
 def _dtypes(
-    said: Sequence[str] | None,
-    source: np.dtype[Any],
-    heads: Sequence[HeadFacts],
+    config: InferConfig, source: np.dtype[Any], heads: Sequence[HeadFacts]
 ) -> list[np.dtype[Any]]:
     """The dtype of each output, if it is new."""
-    if said is None:
-        return [default_dtype(head, source) for head in heads]
+    if (said := config.out_dtype) is None:
+        made = [default_dtype(head, source) for head in heads]
+        return [held_dtype(str(s), each) for s, each in zip(config.out_spec, made, strict=True)]
     if len(said) not in (1, len(heads)):
         raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(heads)} outputs")
     return [_dtype(name) for name in ([*said] * len(heads) if len(said) == 1 else said)]

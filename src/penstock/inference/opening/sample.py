@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import InferConfig, UsageError
-from ...data import METERS, Box, Grid, Source, open_source
+from ...data import METERS, Box, Grid, Source, open_source, placed_over
 from ...models import Recipe
 from .selection import Volume, named_range, open_input
 
@@ -126,7 +126,9 @@ class SampleRegion:
                     "point or those of the input"
                 )
             self.mask = mask.with_cache(_CACHE_BYTES)
-            if mask.scale is None and mask.domain[2:] == source.domain[2:]:
+            if (place := placed_over(mask, source, f"--mask {mask.name}")) is not None:
+                self.mask.units, (self.mask.scale, self.mask.translation) = source.units, place
+            elif mask.scale is None and mask.domain[2:] == source.domain[2:]:
                 self.mask.scale, self.mask.units = source.scale, source.units
                 self.mask.translation = source.translation
             self.of_mask = Nearest(seen, self.mask, "--mask")
