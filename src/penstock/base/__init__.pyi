@@ -103,9 +103,12 @@ from .files import check_apart as check_apart
 from .files import check_ends as check_ends
 from .files import check_folder as check_folder
 from .files import check_local as check_local
+from .files import ends_torn as ends_torn
 from .files import held_alone as held_alone
 from .files import is_draft as is_draft
 from .files import is_locked as is_locked
+from .files import is_of_store as is_of_store
+from .files import json_object as json_object
 from .files import json_text as json_text
 from .files import lock_file as lock_file
 from .files import nearest as nearest

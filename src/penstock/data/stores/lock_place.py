@@ -16,12 +16,17 @@ from typing import Any
 
 import psutil
 
-from ...base import LOCK_SUFFIX, PenstockError, UsageError, describe
+from ...base import (
+    LOCK_SUFFIX,
+    STORE_FILES,
+    PenstockError,
+    UsageError,
+    describe,
+    is_of_store,
+)
 from .protocols import Located, Sink
 from .transient import is_transient
 
-_METADATA = {"zarr.json": b"zarr_format", ".zgroup": b"zarr_format", ".zarray": b"zarr_format",
-             "attributes.json": b"n5"}  # fmt: skip
 _DRIVERS = ("file", "s3", "gcs")
 
 
@@ -116,13 +121,13 @@ def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
     except UsageError:
         return top
     metadata = [
-        {key: kvstore.read("/".join([*parts[: i + 1], key])) for key in _METADATA}
+        [kvstore.read("/".join([*parts[: i + 1], name])) for name in STORE_FILES]
         for i in range(top)
     ]
     for i, reads in enumerate(metadata):
-        for key, read in reads.items():
+        for read in reads:
             try:
-                if _METADATA[key] in read.result().value:
+                if is_of_store(read.result().value):
                     return i
             except (ValueError, OSError) as error:
                 if is_transient(error):  # and the lock would lie elsewhere
