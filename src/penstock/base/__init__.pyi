@@ -124,6 +124,7 @@ from .groups import flattened as flattened
 from .groups import group_by as group_by
 from .groups import groups_of as groups_of
 from .groups import natural as natural
+from .groups import nth_share as nth_share
 from .groups import number_ranges as number_ranges
 from .heap import HEAP_VARIABLES as HEAP_VARIABLES
 from .heap import THREAD_VARIABLES as THREAD_VARIABLES
