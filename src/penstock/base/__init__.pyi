@@ -69,6 +69,7 @@ from .config.train import TargetKind as TargetKind
 from .config.train import TrainConfig as TrainConfig
 from .config.voxel_size import sizes_of as sizes_of
 from .errors import DISTRIBUTION as DISTRIBUTION
+from .errors import Deferred as Deferred
 from .errors import Incomplete as Incomplete
 from .errors import MissingDependency as MissingDependency
 from .errors import NotComparable as NotComparable

@@ -248,6 +248,17 @@ def require(module: str, extra: str) -> ModuleType:
         raise missing(package, extra) from error
 
 
+class Deferred:
+    """An optional module that is imported, as by `require`, where something of it is first used.
+    So who imports a room of ours that uses it needs neither the module nor its seconds."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        self._asked = module, extra
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require(*self._asked), name)
+
+
 BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_utilities", "xxhash")
 """Packages that are imported plainly and may be absent; others of an extra are `require`d."""
 

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ...base import (
     STORE_FILES,
+    Deferred,
     PenstockError,
     UsageError,
     absolute,
@@ -22,7 +23,6 @@ from ...base import (
     is_of_store,
     json_object,
     redact,
-    require,
     scrub,
 )
 from .protocols import ZIPS
@@ -63,7 +63,7 @@ def reader_of(root: Any, where: str, *, strict: bool = False) -> Callable[[str],
     return read
 
 
-ts = require("tensorstore", "infer")
+ts = Deferred("tensorstore", "infer")
 
 METADATA_FILES = (*STORE_FILES, ".zattrs", ".zmetadata")
 """All metadata files. The last two prove nothing by themselves."""

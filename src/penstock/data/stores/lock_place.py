@@ -24,6 +24,7 @@ from ...base import (
     describe,
     is_of_store,
 )
+from .kvstore import open_kvstore
 from .protocols import Located, Sink
 from .transient import is_transient
 
@@ -112,8 +113,6 @@ def place_of(sink: Located) -> tuple[dict[str, Any], str, str] | None:
 
 def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
     """The index of the first part that is a store by its name or by its metadata."""
-    from .kvstore import open_kvstore
-
     named = (i for i, part in enumerate(parts) if part.endswith((".zarr", ".n5")))
     top = next(named, len(parts) - 1)
     try:
