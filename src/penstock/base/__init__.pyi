@@ -86,6 +86,7 @@ from .errors import as_usage_error as as_usage_error
 from .errors import causes_of as causes_of
 from .errors import check_equal as check_equal
 from .errors import describe as describe
+from .errors import error_number as error_number
 from .errors import missing as missing
 from .errors import require as require
 from .errors import well_formed as well_formed

@@ -223,6 +223,17 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__
 
 
+_OS_ERROR = re.compile(r"\[os_error_code='(\d+)'\]")
+
+
+def error_number(error: BaseException) -> int | None:
+    """The number of an error of the system; TensorStore has it in the text of a `ValueError`."""
+    if isinstance(error, OSError):
+        return error.errno
+    number = _OS_ERROR.search(str(error))
+    return None if number is None else int(number[1])
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional module.
 
