@@ -245,7 +245,7 @@ def _check_is_zarr(place: str | dict[str, Any], version: str, name: str) -> None
 
 
 def _check_links(place: Path | None, name: str) -> None:
-    """Refuse a way to an output that has a link to what is not there."""
+    """Refuse a path to an output that leads through a broken link."""
     for each in (place, *place.parents) if place is not None else ():
         if each.is_symlink() and not each.exists():
             raise UsageError(

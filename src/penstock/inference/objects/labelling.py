@@ -191,8 +191,8 @@ def check_instances(scores: InferConfig, label: LabelConfig) -> None:
 def lacking_of_instances(
     scores: InferConfig, label: LabelConfig
 ) -> tuple[Literal["scores", "objects"], ...]:
-    """What a start of ``infer --instances`` does. Among the steps of an array, scores are the first
-    round of all.
+    """What a start of ``infer --instances`` has still to do: write scores, label objects, or both.
+    Processes that share the job write all scores before any of them labels.
 
     Args:
         scores: The settings of the run that writes scores.
