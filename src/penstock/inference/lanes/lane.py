@@ -199,10 +199,11 @@ class Lane:
         return row if row < self.job.net.batch else None
 
     def _unblocked(self) -> Iterator[Computed]:
-        """The bricks that are complete, where some patches of bricks are left out.
+        """The bricks that are complete, in a job that leaves out patches without sample.
 
-        A batch may then take patches of more bricks than there is room for, and none of these is
-        complete before it is full. So it is run as it is once the room of the next brick is gone.
+        The patches of one batch may then come from more bricks than there is room for, and none of
+        these bricks is complete before the batch is run. So the batch is run before it is full,
+        once there is no room for the next brick.
         """
         if self.job.sample is None:
             return

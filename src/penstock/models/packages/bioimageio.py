@@ -108,7 +108,7 @@ def _described(parcel: Parcel) -> Any:
 
 
 def _checked(parcel: Parcel, described: Any) -> Path:
-    """A file of the package, which must have the hash that is said of it."""
+    """A file of the package. Its hash must be the one in the description."""
     file = parcel.file(_name(described.source))
     said = described.sha256
     if said is not None and hashlib.sha256(file.read_bytes()).hexdigest() != str(said):
@@ -236,7 +236,7 @@ def _heads(parcel: Parcel, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe
 
 
 def _module(parcel: Parcel, weights: Any) -> nn.Module:
-    """The network, from the weights that run least code."""
+    """The network, from that kind of its weights which runs the least code."""
     state, onnx, script = weights.pytorch_state_dict, weights.onnx, weights.torchscript
     if state is not None and hasattr(state.architecture, "import_from"):
         return _of_library(parcel, state)
