@@ -144,6 +144,8 @@ def test_a_reference_file_with_nulls_and_nothing_else(tmp_path) -> None:
             "1 values of cpu_percent for 2 times",
         ),
         ('{"schema": 1, "queues": {"prep": 4}, "cpu_count": 2}\n{"t": 0, "cp', "no sample"),
+        ('{"queue_monitor": {"queues": {"a": {"samples": [{"t": 1}]}}}}', "metrics that are dam"),
+        ('{"schema": 1, "queues": {}, "cpu_count": 2}\n{"t": 0}\n{"t": 1}\n', "metrics that are"),
     ],
 )
 def test_a_file_with_nothing_to_draw_is_refused(tmp_path, text: str, message: str) -> None:

@@ -1,5 +1,7 @@
 """Every source of runs: its rows, and the details of each."""
 
+import json
+import math
 import os
 import shutil
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.instruments.ledger import record_cells
-from penstock.reports import Catalogue, ShownRun
+from penstock.reports import Catalogue, ShownRun, page_data
 
 from ..scaling.kit import log, write
 from .kit import launch
@@ -223,6 +225,19 @@ def test_what_is_broken_is_passed_over_with_a_sentence(tmp_path, kind: str) -> N
     assert "good" in {run.name for run in catalogue.runs}
     assert catalogue.notes and all("bad" in note for note in catalogue.notes)
     assert all(note.endswith("it is passed over") for note in catalogue.notes)
+
+
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_number_that_json_lacks_spoils_no_page(tmp_path, wrong: float) -> None:
+    folder = training(tmp_path / "a")
+    results = json.loads((folder / "training_results.json").read_text())
+    results["ranks"][0]["phases"] = {"forward": {"total_s": wrong, "median_s": wrong}}
+    results["history"][0]["train_s"] = results["training_s"] = wrong
+    (folder / "training_results.json").write_text(json.dumps(results))
+    run_folder(tmp_path / "b.penstock", {"read": (36.0, 2.0, 4)}, seconds=wrong, voxels=wrong)
+    catalogue = catalogue_of(tmp_path)
+    assert len(catalogue.runs) == 2
+    json.dumps(page_data(catalogue), allow_nan=False)
 
 
 def test_details_of_what_was_removed_since_say_so(tmp_path) -> None:

@@ -66,6 +66,16 @@ def test_a_database_of_mlflow(tmp_path) -> None:
     assert runs == read_runs([tmp_path])
 
 
+@pytest.mark.parametrize("change", ["key = cast(x'ff' as text)", "timestamp = 'noon'"])
+def test_a_damaged_database_of_mlflow_is_refused(tmp_path, change: str) -> None:
+    mlflow_database(tmp_path / "mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as db:
+        db.execute(f"update metrics set {change}")
+    db.close()
+    with pytest.raises(UsageError, match=r"mlflow\.db is not a database of MLflow"):
+        read_runs([tmp_path / "mlflow.db"])
+
+
 def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path) -> None:
     path = tmp_path / "mlflow.db"
     mlflow_database(path)

@@ -342,8 +342,15 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
 
 
 def absolute_spec(spec: Spec, name: str) -> dict[str, Any] | str:
-    """The same place for a process of any folder: paths are absolute, those in TensorStore's JSON
-    too. URLs are as they are."""
+    """The same place for a process in any folder.
+
+    Args:
+        spec: As for `open_source`, but no array.
+        name: Its flag, for messages.
+
+    Returns:
+        The spec with absolute paths, those in TensorStore's JSON too. URLs are as they are.
+    """
     parsed = parse_spec(spec, name)
     if isinstance(parsed, dict):
         from .tensorstore import settled

@@ -136,9 +136,9 @@ def document_of(value: Any) -> Any:
     if isinstance(value, np.ndarray | Sequence):
         return [document_of(each) for each in value]
     if isinstance(value, float):
-        if not np.isfinite(value):
-            return None
         short = float(f"{value:.5g}")
+        if not np.isfinite(short):  # what JSON does not know
+            return None
         return int(short) if short.is_integer() and abs(short) < 1e9 else short
     return value
 

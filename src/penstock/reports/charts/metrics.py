@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, format_seconds, group_by, natural, parsed_json, plural
+from ...base import UsageError, format_seconds, group_by, natural, parsed_json, plural, well_formed
 from ...instruments import MIB, REFERENCE_SERIES, TelemetryRow, read_rows
 from .chart import Axis, Figure, Panel, Series, rolling_mean, with_unit
 
@@ -37,19 +37,23 @@ def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str
         UsageError: The file holds no metrics.
     """
     path = Path(path)
+    with well_formed(f"{path} holds metrics that are damaged"):
+        gauges = _gauges_of(path)
+    if not gauges:
+        raise UsageError(f"{path} holds no sample to plot")
+    return {name: with_means(figure, mean, smooth) for name, figure in gauges.items()}
+
+
+def _gauges_of(path: Path) -> dict[str, Figure]:
+    """The gauges of a file of any kind; none of one without a sample."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         reference = parsed_json(text)
     except ValueError:  # many lines, each a record; or a table
-        gauges = row_gauges(*read_rows(path)) if text[:1] == "{" else _gpu_csv_gauges(text, path)
-    else:
-        if isinstance(reference, dict) and "schema" in reference:  # a header without a row
-            gauges = {}
-        else:
-            gauges = _reference_gauges(reference, path)
-    if not gauges:
-        raise UsageError(f"{path} holds no sample to plot")
-    return {name: with_means(figure, mean, smooth) for name, figure in gauges.items()}
+        return row_gauges(*read_rows(path)) if text[:1] == "{" else _gpu_csv_gauges(text, path)
+    if isinstance(reference, dict) and "schema" in reference:  # a header without a row
+        return {}
+    return _reference_gauges(reference, path)
 
 
 def gauge(

@@ -100,9 +100,9 @@ def _settings(run: TrainingFolder) -> dict[str, str]:
 
 def _training_details(folder: Path) -> RunDetails:
     run = TrainingFolder.read(folder)
-    metrics = numbers_of({n: v for n, v in run.results.items() if n not in _NOT_MEASURED})
-    metrics |= {f"phases.{phase}_s": seconds for phase, seconds in run.phases.items()}
-    metrics |= {f"memory.{name}": float(peak) for name, peak in run.peaks.items()}
+    phases = {f"{phase}_s": seconds for phase, seconds in run.phases.items()}
+    measured = {n: v for n, v in run.results.items() if n not in _NOT_MEASURED}
+    metrics = numbers_of(measured, {"phases": phases, "memory": run.peaks})
     curves = _epoch_curves(run) | _step_curves(run) | _machine_curves(folder)
     error = label(run.results.get("error"))
     return RunDetails(_settings(run), metrics, curves, detection_pictures(folder), error)
@@ -182,9 +182,9 @@ def _inference_details(folder: Path) -> RunDetails:
     summary = dict(run.summary)
     done = {"blocks done": run.status.blocks_done, "blocks planned": run.status.blocks_planned}
     others = {n: v for n, v in summary.items() if n not in ("workers", "blocks_planned")}
-    metrics = numbers_of(others, done)
     if run.seconds and summary.get("voxels"):
-        metrics["voxels_per_s"] = float(summary["voxels"]) / run.seconds
+        others["voxels_per_s"] = summary["voxels"] / run.seconds
+    metrics = numbers_of(others, done)
     used = {"devices": len(devices) or None, "device": devices, "cores": run.cores}
     settings = telling(run.settings)
     curves: dict[str, RunCurve] = {}

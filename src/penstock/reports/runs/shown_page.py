@@ -90,6 +90,7 @@ def _row(run: ShownRun) -> dict[str, Any]:
     names = "key case name title kind status source workload machine model began seconds".split()
     values = {name: getattr(run, name) for name in names}
     values |= {"title": run.title or run.name, "tags": dict(run.tags)}
+    values["seconds"] = document_of(run.seconds)
     return {name: value for name, value in values.items() if value not in (None, "", {})}
 
 

@@ -119,9 +119,8 @@ def speed_lines(run: TrainingFolder) -> list[str]:
         return ["Its speed is not known: no epoch has ended."]
     took = median_interval(epochs)
     asked = run.args.get("epochs")
-    done = f"{len(epochs)} of {asked} epochs"
-    if not asked or run.args.get("max_steps"):
-        done = plural(len(epochs), "epoch")
+    whole = asked and not run.args.get("max_steps")
+    done = f"{len(epochs)} of {asked} epochs" if whole else plural(len(epochs), "epoch")
     if begun := begun_epoch(results):
         done += f", the last with {begun}"
     status = str(results.get("status", "unfinished"))

@@ -22,8 +22,7 @@ MOST_RANKS = 100_000
 MOST_EPOCHS = 1 << 16
 """The maximum number of epochs whose scores are kept: those of a week."""
 
-_WITH_COMMA = r"[-+]?\d+,\d+(?![\d.,])"
-"""A number such as 0,1187."""
+_WITH_COMMA = r"[-+]?\d+,\d+(?![\d.,])"  # such as 0,1187
 SCORE = re.compile(rf"\b(val_loss|val_acc)(?:[= ]|: )({_WITH_COMMA}|[-+0-9.e]+|nan|inf)")
 COUNT = re.compile(r"(?<!\d)\d{1,15}(?!\d)")
 _FIELDS = re.compile(r"(?<![:\s])(?:\s{2,}|\t)(?![:\s])|\s\|\s")

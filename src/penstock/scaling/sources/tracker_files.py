@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from ...base import UsageError, as_usage_error, group_by, parse_seconds, well_formed
+from ...base import UsageError, group_by, parse_seconds, well_formed
 from ..runs import Status
 from .tracked import NAMES_OF_TRACKERS, WHOLE, Series, TrackedRun
 
@@ -38,7 +38,7 @@ def mlflow_database(path: Path) -> Iterator[TrackedRun]:
     such a database."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with (
-        as_usage_error(f"{path} is not a database of MLflow", sqlite3.Error),
+        well_formed(f"{path} is not a database of MLflow", sqlite3.Error),
         contextlib.closing(sqlite3.connect(uri, uri=True)) as db,
     ):
         for run, name, status, *times in db.execute(
