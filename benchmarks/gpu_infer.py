@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 HERE = Path(__file__).resolve().parent
 OVERLAP = {"identity": 10, "three_conv": 10, "denoise_net": 16}
@@ -50,7 +51,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: torch sees no CUDA device here; there is cpu")
+    return args
 
 
 def main() -> int:
@@ -162,8 +166,6 @@ def seconds_of(work: Callable[[tuple[slice, ...]], Any], size: int) -> float:
 
 def bus(device: str, nbytes: int = 2**28, times: int = 10) -> dict[str, float]:
     """Bytes per second between pinned memory and the device, each way. Nothing without a GPU."""
-    import torch
-
     if device == "cpu":
         return {}
     host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -189,7 +191,6 @@ def alone(args: argparse.Namespace, net: str, arithmetic: str, how: str) -> Reco
 
 def compute_alone(device: str, net: str, arithmetic: str, how: str, seconds: str) -> Record:
     """Voxels of a volume per second: those that a patch owns, of a batch that stays there."""
-    import torch
     from torch import nn
 
     from penstock.inference.opening.net import GPU_BATCH

@@ -147,6 +147,15 @@ FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Made(lambda x, layer: torch.where(x > 2, layer(x), x), conv(1, 1, 9)),
         "differs from a larger input",
     ),
+    "farther at a few values": (
+        lambda: Made(lambda x, wide: torch.where((x - 150).abs() < 50, wide(x), x), conv(1, 1, 9)),
+        "differs from a larger input",
+    ),
+    "empty patches left out": (
+        lambda: Made(lambda x, layer: 0 * x if x.std() < 1e-3 else layer(x), conv(1, 1)),
+        "differs from a larger input",
+    ),
+    "others of the batch": (lambda: Made(lambda x: x - x.mean(0, keepdim=True)), "in its batch"),
     "corners aligned": (lambda: _tri(True), "where a patch lies"),
     "position": (lambda: Made(lambda x: x + torch.arange(x.shape[-1]).to(x)), "where a patch lies"),
     "size": (lambda: Made(lambda x: x / x.shape[-1]), "differs from a larger input"),

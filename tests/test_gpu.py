@@ -425,6 +425,17 @@ def test_how_much_of_the_copies_lies_beside_forwards(monkeypatch) -> None:
     assert overlap_of([(0.0, 2.0), (4.0, 6.0)], [(1.0, 3.0), (3.0, 5.0)]) == 0.5
 
 
+@pytest.mark.parametrize("script", ["benchmarks/gpu_infer.py", "training/denoise_tiny.py"])
+def test_a_script_without_its_gpu_says_so(script: str, monkeypatch, capsys) -> None:
+    place = BENCHMARKS.parent / script
+    monkeypatch.setattr("sys.argv", [str(place), "--device", "cuda"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(place), run_name="__main__")
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "--device cuda: torch sees no CUDA device here" in said
+
+
 @pytest.mark.long
 def test_the_benchmark_keeps_ledger_report_and_figures(tmp_path) -> None:
     """gpu.sh, with a preset, scenes and chips that a CPU has time for. It goes on where it was."""

@@ -111,6 +111,16 @@ def test_settings_that_nest(text: str, capsys) -> None:
     assert "nested too deeply" in said(capsys, "infer", "--in-spec", '{"a":' * DEEP, *KNOBS)
 
 
+@pytest.mark.parametrize("verb", ["infer", "status"])
+def test_a_run_that_nests(verb: str, capsys) -> None:
+    np.save("in.npy", np.zeros((8, 8, 8), "uint8"))
+    Path("run").mkdir()
+    Path("run/run.json").write_text(NESTED)
+    words = ["--in-spec", "in.npy", *KNOBS, "--run-dir"] if verb == "infer" else []
+    assert "run" in said(capsys, verb, *words, "run")
+    assert Path("run/run.json").read_text() == NESTED
+
+
 def ended(*words: str, before: str = "") -> tuple[int, list[str]]:
     """The exit code of a command in a process of its own, and what it said. Some code runs
     ``before`` it."""

@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="only report on these weights")
     parser.add_argument("--volumes", type=int, default=16, help="unseen volumes of the report")
     options = parser.parse_args()
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {options.device}: torch sees no CUDA device here; there is cpu")
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)

@@ -313,5 +313,7 @@ def test_the_last_lines_are_of_all_the_lives_of_a_run() -> None:
         "Best validation loss: 0.1187",
         "Best validation accuracy: 0.9530",
     ]
+    cut = last_lines(results | {"steps_per_epoch": 220}, Path("out"))
+    assert cut[5] == "Last epoch: 170 of 220 steps, counted as one"
     nothing = {"training_s": 0.0, "validation_s": 0.0, "epochs": 0, "best": None, "history": []}
     assert last_lines(nothing, Path("out")) == ["Total training time: 0.00 seconds (0.00 minutes)"]

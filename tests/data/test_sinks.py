@@ -244,6 +244,14 @@ class TestExisting:
                 open_out(target, overwrite=overwrite)
         assert (tmp_path / name).read_text() == '{"mine": 1}'
 
+    def test_an_n5_of_no_array_is_a_store(self, tmp_path) -> None:
+        (tmp_path / "a.n5").mkdir()
+        (tmp_path / "a.n5/attributes.json").write_text('{"n5": "4.0.0"}')
+        with pytest.raises(UsageError, match="exists; use --overwrite"):
+            open_out(tmp_path / "a.n5")
+        open_out(tmp_path / "a.n5", overwrite=True).create()
+        assert open_source(tmp_path / "a.n5").domain == DOMAIN
+
     def test_overwrite_of_a_spec(self, tmp_path) -> None:
         path = build_zarr2(tmp_path)
         metadata = {**ZARR2, "shape": SHAPE, "dtype": "<f4"}

@@ -173,6 +173,16 @@ def test_workers_get_absolute_paths_of_all_that_they_read() -> None:
     given = settled(build(InferConfig, named, {"mask": "mask.zarr", "trace": "t.json"}))
     assert given.mask == str(Path("mask.zarr").absolute())
     assert given.trace == Path("t.json").absolute()
+    store = {"driver": "file", "path": "in.zarr/0/"}
+    for spec in (
+        {"driver": "zarr", "kvstore": store},
+        json.dumps({"driver": "zarr", "kvstore": store}),
+    ):
+        inline = settled(
+            build(InferConfig, named, {"in_spec": spec, "out_spec": ["s3://b/o", spec]})
+        )
+        placed = {"driver": "zarr", "kvstore": store | {"path": f"{Path.cwd()}/in.zarr/0/"}}
+        assert inline.in_spec == placed and inline.out_spec == ("s3://b/o", placed)
     with pytest.raises(UsageError, match="not arrays"):
         settled(build(InferConfig, named, {"mask": np.ones((4, 4))}))
 

@@ -330,3 +330,13 @@ def test_a_device_without_room_leaves_the_plan_as_it_is() -> None:
     model = Works(room=False)
     net, allocator = opened(OUT, model_type=model, head_kind="intensity").net, Allocator()
     assert with_peak_on(net, CPU, allocator) == net and allocator.emptied
+
+
+@pytest.mark.parametrize(
+    "asked", [{"cluster": "local:2"}, {"prepare": True, "workers": 2}, {"part": "1/2"}]
+)
+def test_python_refuses_what_takes_several_processes(tmp_path, asked: dict[str, Any]) -> None:
+    (name, *_) = asked
+    with pytest.raises(UsageError, match=rf"^`{name}.*does a whole job in this process"):
+        penstock.run_inference(np.zeros((8, 8, 8)), tmp_path / "out", model="identity", **asked)
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,5 @@
 """A run folder in a bucket: objects written whole in place of logs that grow; a real S3 server."""
 
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.stores import kvstore
+from penstock.data.stores import bucket as bucket_room
 from penstock.data.stores.bucket import Bucket
 from penstock.inference.run_folder import bucket_folder as remote_log
 from penstock.inference.run_folder.block_log import Key, line_of
@@ -46,15 +45,12 @@ def remote(s3_endpoint: str, place: None, monkeypatch) -> str:
 def run_dir(place: None, tmp_path, monkeypatch) -> str:
     """The same, whose objects are files: what is asked of a store is read, written, listed and
     deleted alike, and each request of a server takes milliseconds."""
-    real = kvstore.kvstore_of
-    # A room that were imported only now would keep the function of this test for ever.
-    for room in ("omezarr", "tensorstore", "tensorstore_open"):
-        importlib.import_module(f"penstock.data.stores.{room}")
+    real = bucket_room.kvstore_of
 
     def kvstore_of(path: str) -> Any:
         return real(path.replace("s3:/", str(tmp_path / "objects")))
 
-    monkeypatch.setattr(kvstore, "kvstore_of", kvstore_of)
+    monkeypatch.setattr(bucket_room, "kvstore_of", kvstore_of)
     return RUN_DIR
 
 

@@ -78,10 +78,11 @@ def test_a_line_that_lacks_only_its_newline_is_a_record(tmp_path) -> None:
         ('{"id": "no schema"}', "line 2: schema: Field required"),
         (record(1).line().replace('"ok"', '"fine"'), "line 2: status: "),
         (record(1).line().replace('"schema":1', '"schema":2'), "line 2: the record is of schema 2"),
+        (record(1, samples_s={"step": (0.5,)}).line().replace("[0.5]", "[]"), "samples_s.step: "),
         ('{"schema": 3, "all": "else differs"}', "line 2: the record is of schema 3; this"),
         ("\xff\xfe", "line 2: "),
     ],
-    ids=["torn", "empty", "list", "no schema", "status", "newer", "newer and other", "bytes"],
+    ids=["torn", "empty", "list", "no schema", "status", "newer", "samples", "other", "bytes"],
 )
 def test_a_bad_middle_line_is_named_and_nothing_is_lost(tmp_path, line: str, message: str) -> None:
     path = tmp_path / "records.jsonl"
@@ -136,7 +137,7 @@ plain = st.recursive(
 
 @given(
     case=st.dictionaries(text, plain, max_size=4),
-    seconds=st.lists(st.floats(0, 1e6), max_size=8),
+    seconds=st.lists(st.floats(0, 1e6), min_size=1, max_size=8),
     message=text,
 )
 def test_a_record_is_the_same_after_its_line(case, seconds, message) -> None:

@@ -331,7 +331,10 @@ def row(t: float, **values: Any) -> dict[str, Any]:
     return {"t": t, **dict.fromkeys(keys), "gpus": [], "gauges": {}, **values}
 
 
-@pytest.mark.parametrize("tail", ["", '{"t": 2.0, "cpu_perc', '{"t": 2.0, "name": "\xc3'])
+TORN = ["", '{"t": 2.0, "cpu_perc', '{"t": 2.0, "name": "\xc3', "[" * 100_000]
+
+
+@pytest.mark.parametrize("tail", TORN, ids=["whole", "key", "text", "nested"])
 def test_a_torn_last_line_is_left_out(tmp_path, tail: str) -> None:
     write_rows(tmp_path / "m.jsonl", [row(0), row(1)], tail)
     _, rows = read_rows(tmp_path / "m.jsonl")

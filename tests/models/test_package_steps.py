@@ -129,9 +129,11 @@ def test_steps_of_an_output_are_done_in_their_order_or_refused() -> None:
     assert after(doubled)[0] == {"out": HeadRecipe("intensity", None, (1.0, 2.0), "float32")}
     plain = {"out": HeadRecipe("intensity", None, AS_IT_IS, "float32")}
     assert after(FLOATS)[0] == plain, "it does not go back to the scale of the input"
-    assert after(step("ensure_dtype", dtype="uint8"), dtype="uint8") == ({}, None)
+    whole = step("ensure_dtype", dtype="uint8")
+    labels = {"out": HeadRecipe("labels", dtype="uint8")}
+    assert after(whole) == after(FLOATS, whole, dtype="uint8") == (labels, None)
     for steps in ([sigmoid, doubled], [doubled, sigmoid], [doubled, doubled], [cut, sigmoid],
-                  [step("softmax", axis="y")], [sigmoid, step("ensure_dtype", dtype="uint8")],
+                  [step("softmax", axis="y")], [sigmoid, whole], [whole, doubled],
                   [step("clip", min=0.0)]):  # fmt: skip
         with pytest.raises(UsageError, match=f"{steps[-1].id} of its output is not done"):
             after(*steps)
@@ -225,7 +227,10 @@ def test_a_transform_of_a_bundle_that_would_be_another_is_refused(steps: Any, be
 
 
 @pytest.mark.parametrize("step", [{"_target_": "Activationsd", "other": "$torch.exp"},
-                                  {"_target_": "AsDiscreted", "to_onehot": 2}])  # fmt: skip
+                                  {"_target_": "AsDiscreted", "to_onehot": 2},
+                                  {"_target_": "AsDiscreted", "argmax": True, "to_onehot": 2},
+                                  {"_target_": "AsDiscreted", "threshold": 0.5,
+                                   "rounding": "torchrounding"}])  # fmt: skip
 def test_a_transform_of_an_output_that_would_be_another_is_refused(step: Any) -> None:
     parcel: Any = Parcel("net", "net", trusted=False)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="of its output is not done as it is said, only softmax"):

@@ -123,6 +123,19 @@ def test_an_nnunet_crops_to_what_is_not_0(tmp_path, monkeypatch) -> None:
     assert penstock.run_inference(volume[0], out[0], **knobs, resume=True).blocks_written == 0
 
 
+def test_an_nnunet_resamples_a_volume_that_nothing_is_cropped_of(tmp_path) -> None:
+    folder = nnunet(tmp_path / "net", [unet(0)])
+    filled = noise(1, 9, 14, 16)
+    bordered = np.pad(filled, ((0, 0), (1, 2), (3, 1), (2, 2)))
+
+    def scores(volume: Array) -> Array:
+        out = np.zeros((3, *volume.shape[1:]), "float32")
+        return infer(volume, folder, out, head_kind="scores", in_voxel_size=("2", "1.3", "1", "mm"))
+
+    made = scores(filled)
+    assert np.ptp(made) > 0 and (made == scores(bordered)[:, 1:-2, 3:-1, 2:-2]).all()
+
+
 @pytest.mark.slow
 def test_processes_that_share_an_nnunet_find_one_mask_and_the_same_limits(tmp_path) -> None:
     folder = nnunet(

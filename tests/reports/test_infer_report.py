@@ -133,12 +133,23 @@ def test_a_run_is_named_by_its_output_and_a_folder_is_searched(tmp_path, capsys)
 def test_a_folder_that_somebody_changed_is_refused_in_a_sentence(tmp_path, capsys) -> None:
     for number, changes in enumerate(({"seconds": "ten"}, {"voxels": None}, {"blocks_written": "a"},
                                       {"workers": ["a"]}, {"run": {"fingerprint": [1]}},
-                                      {"run": {"plan": 7}})):  # fmt: skip
-        folder = run_folder(tmp_path / f"{number}.penstock", READ, **dict(changes))
+                                      {"run": {"plan": 7}}, {"voxels": 10**400},
+                                      {"stages": {"read": (36.0, 2.0, 0)}})):  # fmt: skip
+        whole = {"stages": READ, **changes}
+        folder = run_folder(tmp_path / f"{number}.penstock", **whole)
         assert main(["report", str(folder), "--output", str(tmp_path / f"{number}.json")]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"penstock report: {folder}") and "defect" not in said
         assert not (tmp_path / f"{number}.json").exists()
+
+
+def test_a_figure_of_damaged_records_is_refused_in_a_sentence(tmp_path, capsys) -> None:
+    folder = run_folder(tmp_path / "a.penstock", READ, run={"plan": {"seam_error": {"places": 1}}})
+    for output in ("a.html", "a.json", "a.md"):
+        assert main(["report", str(folder), "--output", str(tmp_path / output)]) == 2
+        said = capsys.readouterr().err
+        assert "the figure seams cannot be drawn, as its records are damaged: it lacks" in said
+        assert not (tmp_path / output).exists()
 
 
 def test_a_run_of_infer_as_it_is(tmp_path) -> None:

@@ -99,6 +99,8 @@ def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path) -> None:
         "It is complete after 2 of 2 epochs: 640 samples a second on 1 x cpu; an epoch took "
         "5.00 s [2 epochs] in the median."
     )
+    cut = training(tmp_path / "cut", WAITING, steps_per_epoch=7)
+    assert "2 of 2 epochs, the last with 3 of 7 steps: " in report_of_training(cut).verdict[1]
     assert score.startswith("Best val_loss: 0.5 after epoch 2 of 2; it was the last")
     assert memory == "Peak memory of the host: 1.00 GiB [most of 1 rank]."
     first, *_ = report_of_training(training(tmp_path / "b", COMPUTING)).verdict

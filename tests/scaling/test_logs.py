@@ -120,6 +120,18 @@ TOLD: dict[str, tuple[str, dict[str, object]]] = {
         {"seconds": 1295.23, "samples": 1_281_167, "batch": 1024, "global_batch": 8192,
          "devices": 8},
     ),
+    "decimal commas": (
+        ("Job ID: 1\n"
+        "Epoch 0: 100%|##########| 5/5 [00:01<00:00, 5.00it/s, val_loss=0,7, val_acc=0,812]\n"
+        "Total training time: 362,45 seconds\nBest validation loss: 0,118\n"),
+        {"seconds": 362.45, "val_loss": 0.118, "val_acc": 0.812},
+    ),
+    "no count has twenty digits": (
+        f"Number of tasks: {'9' * 20}\nTotal training time: 3.0 seconds\n", {"devices": 1},
+    ),
+    "its device as a logger prints it": (
+        f"{CUT}2026-01-01 10:00:00,123 - INFO - CUDA available: True\n", {"unit": "GPU"},
+    ),
     "no header": ("Max epochs: 2\nTotal training time: 3.0 seconds\n", {"job": "77"}),
     "no device": (CUT, {"device": None, "unit": "device"}),
     "some GPU": (f"{CUT}CUDA available: True\n", {"unit": "GPU"}),

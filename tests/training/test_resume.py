@@ -13,6 +13,7 @@ import pytest
 from penstock.base import Incomplete, PenstockError, TrainConfig, UsageError, files
 from penstock.cli import main
 from penstock.instruments.spans import PhaseTimer
+from penstock.training import begun_epoch
 
 from ..later import imported_later
 from .kit import assert_same, kill_at, rows, train_workload, weights
@@ -102,6 +103,7 @@ def test_more_steps_go_on_inside_the_epoch(tmp_path) -> None:
     train_workload("spiral", config_of(whole, max_steps=13))
     first = train_workload("spiral", config_of(parts, max_steps=10))
     assert [row["step"] for row in first["history"]] == [8, 10]
+    assert begun_epoch(first) == "2 of 8 steps"
     results = train_workload("spiral", config_of(parts, max_steps=13, resume=True))
     assert [row["step"] for row in results["history"]] == [8, 13]
     assert results["history"][1]["samples"] == 5 * 8

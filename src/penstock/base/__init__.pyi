@@ -69,6 +69,7 @@ from .config.train import TargetKind as TargetKind
 from .config.train import TrainConfig as TrainConfig
 from .config.voxel_size import sizes_of as sizes_of
 from .errors import DISTRIBUTION as DISTRIBUTION
+from .errors import Deferred as Deferred
 from .errors import Incomplete as Incomplete
 from .errors import MissingDependency as MissingDependency
 from .errors import NotComparable as NotComparable
@@ -85,6 +86,7 @@ from .errors import as_usage_error as as_usage_error
 from .errors import causes_of as causes_of
 from .errors import check_equal as check_equal
 from .errors import describe as describe
+from .errors import error_number as error_number
 from .errors import missing as missing
 from .errors import require as require
 from .errors import well_formed as well_formed
@@ -103,9 +105,12 @@ from .files import check_apart as check_apart
 from .files import check_ends as check_ends
 from .files import check_folder as check_folder
 from .files import check_local as check_local
+from .files import ends_torn as ends_torn
 from .files import held_alone as held_alone
 from .files import is_draft as is_draft
 from .files import is_locked as is_locked
+from .files import is_of_store as is_of_store
+from .files import json_object as json_object
 from .files import json_text as json_text
 from .files import lock_file as lock_file
 from .files import nearest as nearest
@@ -121,6 +126,7 @@ from .groups import flattened as flattened
 from .groups import group_by as group_by
 from .groups import groups_of as groups_of
 from .groups import natural as natural
+from .groups import nth_share as nth_share
 from .groups import number_ranges as number_ranges
 from .heap import HEAP_VARIABLES as HEAP_VARIABLES
 from .heap import THREAD_VARIABLES as THREAD_VARIABLES

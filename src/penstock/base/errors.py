@@ -166,7 +166,7 @@ def well_formed(what: str, *others: type[Exception]) -> AbstractContextManager[N
     Returns:
         The context.
     """
-    usual = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+    usual = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
     return as_usage_error(what, *usual, *others)
 
 
@@ -223,6 +223,17 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__
 
 
+_OS_ERROR = re.compile(r"\[os_error_code='(\d+)'\]")
+
+
+def error_number(error: BaseException) -> int | None:
+    """The number of an error of the system; TensorStore has it in the text of a `ValueError`."""
+    if isinstance(error, OSError):
+        return error.errno
+    number = _OS_ERROR.search(str(error))
+    return None if number is None else int(number[1])
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional module.
 
@@ -246,6 +257,17 @@ def require(module: str, extra: str) -> ModuleType:
         if error.name is not None and error.name.partition(".")[0] != package:
             raise
         raise missing(package, extra) from error
+
+
+class Deferred:
+    """An optional module that is imported, as by `require`, where something of it is first used.
+    So who imports a room of ours that uses it needs neither the module nor its seconds."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        self._asked = module, extra
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require(*self._asked), name)
 
 
 BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_utilities", "xxhash")

@@ -289,13 +289,15 @@ def store_around(path: Path) -> Path | None:
     return next(stores, None)
 
 
+def is_of_store(content: bytes) -> bool:
+    """Whether the content of such a file is that of a Zarr or N5 array or group."""
+    return not _STORE_KEYS.isdisjoint(json_object(content))
+
+
 def _is_of_store(file: Path) -> bool:
-    """Whether a file is a JSON object as a Zarr or N5 has it."""
-    try:
-        document = parsed_json(file.read_bytes()) if file.is_file() else None
-    except (OSError, ValueError):
-        return False
-    return isinstance(document, dict) and not _STORE_KEYS.isdisjoint(document)
+    with suppress(OSError):
+        return file.is_file() and is_of_store(file.read_bytes())
+    return False
 
 
 def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
@@ -335,6 +337,15 @@ def parsed_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """The JSON object in a text that may be cut off, or hold something else; then it is empty."""
+    try:
+        document = parsed_json(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def canonical(value: Any) -> str:
     """JSON in one canonical spelling, for hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -359,11 +370,15 @@ def append_line(file: IO[bytes], line: str) -> None:
         file: The file.
         line: The line, without its newline.
     """
-    torn = False
-    if file.seek(0, os.SEEK_END):
-        file.seek(-1, os.SEEK_END)
-        torn = file.read(1) != b"\n"
-    file.write(b"\n" * torn + line.encode() + b"\n")
+    file.write(b"\n" * ends_torn(file) + line.encode() + b"\n")
+
+
+def ends_torn(file: IO[bytes]) -> bool:
+    """Whether the last line of an open file has no end. The file then stands at its end."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read() != b"\n"
 
 
 def system_errors(what: str) -> AbstractContextManager[None]:

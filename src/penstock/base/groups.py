@@ -50,6 +50,23 @@ def number_ranges(numbers: Iterable[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
+def nth_share(number: int, shares: int, size: int) -> range:
+    """What one of several shares has of ``size`` things in a row: consecutive ones, and maybe none.
+
+    Args:
+        number: The number of the share, from 0.
+        shares: How many shares there are. All of them together have each thing once.
+        size: How many things there are.
+
+    Returns:
+        The numbers of the things.
+
+    >>> [list(nth_share(number, 3, 5)) for number in range(3)]
+    [[0], [1, 2], [3, 4]]
+    """
+    return range(number * size // shares, (number + 1) * size // shares)
+
+
 def groups_of(count: int, pairs: NDArray[np.int64], extra: str) -> NDArray[np.int64]:
     """The group of each number: those that pairs join, directly or by others.
 

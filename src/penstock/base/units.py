@@ -98,7 +98,7 @@ def leading_seconds(text: str, beside: str = "") -> tuple[float, str]:
             with a unit that is not known.
 
     >>> leading_seconds("362,45 seconds (rank 0)")
-    (362.45, ' (rank 0)')
+    (362.45, '(rank 0)')
     """
     text = text.replace("(s)", "s")  # hour(s)
     lower = text.lower()

@@ -33,6 +33,7 @@ from ..base import (
     as_usage_error,
     describe,
     environment_kept,
+    error_number,
     importing,
     signals_handled,
     where_in_users_code,
@@ -228,8 +229,7 @@ _OF_THE_MACHINE = frozenset(
 
 def _fault(error: BaseException) -> str:
     """Describe an unexpected error in one sentence."""
-    said = re.search(r"os_error_code='(\d+)'", str(error))  # TensorStore's words
-    if (error.errno if isinstance(error, OSError) else said and int(said[1])) in _OF_THE_MACHINE:
+    if error_number(error) in _OF_THE_MACHINE:
         return describe(error)
     if isinstance(error, MemoryError):
         return f"no memory is left: {describe(error)}"

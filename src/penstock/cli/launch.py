@@ -34,7 +34,7 @@ from ..base import (
     plural,
     signals_handled,
 )
-from ..cluster import own_job, requeue_job
+from ..cluster import own_job, requeue_job, restarts_of
 from ..training import run_in_step
 from . import VERBS, dashed, main, parser_of, train
 
@@ -106,7 +106,7 @@ def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
 def _in_job(words: Sequence[str], most: int) -> int:
     """Run a verb in this process. If SIGUSR1 ends it after it wrote its complete blocks, put the
     job back into the queue, up to ``most`` times."""
-    job, restarts = own_job(os.environ), int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    job, restarts = own_job(os.environ), restarts_of(os.environ)
     received, sender = socket.socketpair()  # the wakeup pipe sees every signal, whoever handles it
     with received, sender, signals_handled({signal.SIGUSR1: signal.default_int_handler}):
         sender.setblocking(False)

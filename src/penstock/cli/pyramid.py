@@ -11,7 +11,16 @@ import math
 import shlex
 
 from ..base import InferConfig, UsageError, add_flags, usable_cores
-from ..data import LevelBelow, OutputLock, Rule, levels_below, open_source, open_written
+from ..data import (
+    LevelBelow,
+    OutputLock,
+    Rule,
+    add_levels,
+    add_windows,
+    levels_below,
+    open_source,
+    open_written,
+)
 from . import convert
 from .progress import counted_progress, say
 
@@ -79,8 +88,6 @@ def make_levels(
     take_over: bool = False, name: str = "PATH",
 ) -> list[LevelBelow]:  # fmt: skip
     """Make levels of an image, and windows, while no run writes it. See `add_levels`."""
-    from ..data import add_levels, add_windows
-
     first = open_source(path, raw=True, name=name)
     levels = levels_below(first.domain.shape, first.scale, count)
     total = sum(math.prod(level.shape) for level in levels)

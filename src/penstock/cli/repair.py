@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..base import InferConfig, UsageError, VerifyConfig, add_flags, from_flags, plural
+from ..data import count_differing
 from . import pyramid, verify
 from .infer import shown_progress
 from .progress import counted_progress
@@ -58,7 +59,5 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_other_levels(specs: Iterable[Any], threads: int) -> list[tuple[Any, int]]:
     """The images of which a level is not that of the one above, each with its number of levels."""
-    from ..data import count_differing
-
     counted = [(spec, count_differing(spec, threads)) for spec in specs]
     return [(spec, len(counts)) for spec, counts in counted if any(n for _, n in counts.values())]

@@ -22,7 +22,7 @@ from ..base import (
     plural,
     write_output,
 )
-from ..data import no_block_again
+from ..data import count_differing, no_block_again
 from ..inference import (
     Finding,
     Kind,
@@ -104,8 +104,6 @@ def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, P
 
 def check_levels(run: RunFolder, threads: int) -> int:
     """Compare the levels of the outputs with the blocks. Returns 1 where one differs, else 0."""
-    from ..data import count_differing
-
     code = 0
     for spec, stored in zip(run.specs, run.outputs, strict=True):
         counts, name = count_differing(spec, threads), stored.written.name

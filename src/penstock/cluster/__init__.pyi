@@ -20,6 +20,7 @@ from .place import Place as Place
 from .place import find_place as find_place
 from .place import job_of as job_of
 from .place import own_job as own_job
+from .place import restarts_of as restarts_of
 from .place import tasks_elsewhere as tasks_elsewhere
 from .slurm_jobs import STUDY_FILE as STUDY_FILE
 from .slurm_jobs import SlurmJob as SlurmJob

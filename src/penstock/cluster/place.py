@@ -35,6 +35,12 @@ def job_of(environ: Mapping[str, str]) -> str:
     return environ.get("SLURM_JOB_ID", "")
 
 
+def restarts_of(environ: Mapping[str, str]) -> int:
+    """How often SLURM has started this process's job again; 0 without a job."""
+    restarts = environ.get("SLURM_RESTART_COUNT", "")
+    return int(restarts) if restarts.isdecimal() else 0
+
+
 def own_job(environ: Mapping[str, str]) -> str:
     """The number of the job in which this process runs.
 

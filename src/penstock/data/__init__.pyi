@@ -83,6 +83,7 @@ from .stores.lock_place import why_no_lock as why_no_lock
 from .stores.missing import ChunkCount as ChunkCount
 from .stores.missing import ChunkCounter as ChunkCounter
 from .stores.missing import check_knows_chunks as check_knows_chunks
+from .stores.open import absolute_spec as absolute_spec
 from .stores.open import coarser_levels as coarser_levels
 from .stores.open import coarsest_level as coarsest_level
 from .stores.open import open_sink as open_sink

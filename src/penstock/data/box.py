@@ -262,6 +262,8 @@ class ScaledGrid:
 
     def box(self, box: Box) -> Box:
         """A box of the domain as a box of this grid."""
+        if self.factors == SAME:  # a patch asks several times, and fractions take long
+            return box
         axes = zip(box.start, box.stop, self.factors, self.origin, strict=True)
         ends = [(o + math.floor((a - o) * f), o + math.ceil((b - o) * f)) for a, b, f, o in axes]
         return Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
@@ -272,6 +274,8 @@ class ScaledGrid:
 
     def sides(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Numbers of voxels of the domain, as numbers of voxels here."""
+        if self.factors == SAME:
+            return tuple(lengths)
         return tuple(math.ceil(n * f) for n, f in zip(lengths, self.factors, strict=True))
 
     def mask(self, mask: NDArray[np.bool_], box: Box) -> NDArray[np.bool_]:

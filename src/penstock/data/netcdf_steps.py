@@ -34,7 +34,7 @@ def is_axis(dataset: Any, axis: str, what: str) -> bool:
 
 
 def values_of(variable: Any) -> NDArray[Any]:
-    """Those of a variable that xarray left as they are stored, decoded by the CF conventions."""
+    """The values of a variable that xarray left as stored, decoded by the CF conventions."""
     stored: NDArray[Any] = variable.values
     if stored.dtype.kind not in "iuf":
         return stored
@@ -48,8 +48,8 @@ def values_of(variable: Any) -> NDArray[Any]:
 
 
 def _times(dataset: Any, axis: str, where: str, *, needed: bool) -> NDArray[Any] | None:
-    """The times of the steps of an axis, as its coordinate or another variable says; None if
-    nothing says them, or nothing that can be read while they are not ``needed``.
+    """The times of the steps of an axis, by its coordinate or another variable. None if there is no
+    such variable; also if it cannot be read and the times are not ``needed``.
 
     Numbers without units that read as dates, such as 20000131 and 200001, are dates.
     """

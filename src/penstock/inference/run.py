@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..base import InferConfig, build, modes_kept, names_parameters
+from ..base import InferConfig, UsageError, build, modes_kept, names_parameters
 from .opening.job import Job
 from .planning.plan import Plan
 from .run_folder.journal import EndRequest
@@ -72,7 +72,13 @@ def run_inference(
     """
     named = {"in_spec": in_spec, "out_spec": out_spec, "model_type": model}
     with modes_kept(model):
-        return run_job(Job(build(InferConfig, named, knobs)), progress)
+        config = build(InferConfig, named, knobs)
+        if shared := [*config.step_flags, *["--cluster"] * (config.cluster is not None)]:
+            raise UsageError(
+                f"{shared[0]}: run_inference does a whole job in this process; the command "
+                "`penstock infer` shares a job among several"
+            )
+        return run_job(Job(config), progress)
 
 
 def run_job(

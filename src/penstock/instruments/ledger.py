@@ -11,7 +11,6 @@ processes may read, copy and append to a ledger at once. A CSV is an export.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,8 @@ from ..base import (
     canonical,
     check_ends,
     csv_text,
+    ends_torn,
+    json_object,
     lock_file,
     system_errors,
     to_cell,
@@ -101,7 +102,7 @@ def read_ledger(path: Path) -> list[Record]:
             f"{path} is not a ledger: it begins with {begin!r}; penstock scaling reads logs of "
             "jobs and what trackers kept, penstock plot the CSV of a benchmark"
         )
-    if _is_json(rest):
+    if json_object(rest):  # it lacks only its newline: no shorter piece of a record is JSON
         lines.append(rest)
     elif rest and not rest.startswith(b"{"):  # no torn record: `_mend` would cut off a user's text
         raise UsageError(f"{path} is not a ledger: it ends with {rest[:40]!r}")
@@ -115,26 +116,14 @@ def _parse(line: bytes, path: Path, number: int) -> Record:
         raise UsageError(f"{path}, line {number}: {error}") from error
 
 
-def _is_json(rest: bytes) -> bool:
-    """Whether a last line lacks only its newline: no shorter piece of a record is JSON."""
-    try:
-        json.loads(rest)
-    except ValueError:
-        return False
-    return True
-
-
 def _mend(file: IO[bytes]) -> None:
     """End the last line, or cut off the half line that a kill left."""
-    if file.seek(0, os.SEEK_END) == 0:
-        return
-    file.seek(-1, os.SEEK_END)
-    if file.read() == b"\n":
+    if not ends_torn(file):
         return
     file.seek(0)
     content = file.read()
     rest = content.rpartition(b"\n")[2]
-    if _is_json(rest):
+    if json_object(rest):
         file.write(b"\n")
     else:
         file.truncate(len(content) - len(rest))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -115,7 +115,7 @@ class Record(_RecordModel):
     """Counted work of one step: samples, pixels, useful_pixels, bytes, flops ..."""
     steps_per_sample: int = 1
     """Steps that are timed together for one sample, which is their mean."""
-    samples_s: dict[str, tuple[float, ...]] = {}
+    samples_s: dict[str, Annotated[tuple[float, ...], Field(min_length=1)]] = {}
     """Raw seconds per step: ``step`` (wall clock of the host), ``device`` (by device events), and
     each phase, such as forward, backward, optimizer."""
     stop: Literal["precise", "noise_stable", "budget"] | None = None

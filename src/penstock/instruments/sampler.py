@@ -29,7 +29,6 @@ ends between two rows takes the counts since the earlier of them with it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -40,7 +39,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import UsageError, describe, system_errors, write_json
+from ..base import UsageError, describe, json_object, system_errors, write_json
 from .environment import machine_and_commit
 from .machine import Answer, Nvml, Pair, Processes, TelemetryRow, ThisMachine, Usage
 from .spans import Clock
@@ -295,16 +294,11 @@ def read_rows(path: Path) -> tuple[TelemetryRow, list[TelemetryRow]]:
     Raises:
         UsageError: the file has no such header.
     """
-    records = []
     with Path(path).open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                records.append(json.loads(line))
-            if not records:
-                break
-    if not records or not isinstance(records[0], dict) or records[0].get("schema") != SCHEMA:
-        raise UsageError(f"{path} does not begin with the header of a metrics file")
-    return records[0], [row for row in records[1:] if isinstance(row, dict)]
+        header = json_object(next(lines, ""))
+        if header.get("schema") != SCHEMA:
+            raise UsageError(f"{path} does not begin with the header of a metrics file")
+        return header, [row for row in map(json_object, lines) if row]
 
 
 def export_reference(rows_path: Path, json_path: Path) -> None:

@@ -74,7 +74,8 @@ class Reduction:
         return {name: channels if self.kind == "threshold" else 1}
 
     def of(self, name: str, scores: Tensor, dim: int) -> Tensor:
-        """One output of scores: the numbers of channels as integers, or scores as they are.
+        """One output that is made of scores: numbers of channels, 0 and 1, or the scores that are
+        kept.
 
         Args:
             name: Its name, as `heads` has it.
@@ -131,7 +132,7 @@ class Reduction:
             raise UsageError(f"--reduce {self}: head {name} has {plural(channels, 'channel')}")
 
     def dtype(self, channels: int) -> torch.dtype:
-        """The dtype of numbers of so many channels."""
+        """The dtype that holds the numbers of so many channels."""
         most = max(channels, *self.labels, 0) if self.kind != "threshold" else 0
         return torch.uint8 if most <= _FEW else torch.int32
 
@@ -166,8 +167,10 @@ def probabilities_of(logits: Tensor, *, exclusive: bool) -> Tensor:
 
 
 def to_probabilities_(logits: NDArray[Any], *, exclusive: bool) -> None:
-    """Make the same of an array, in place. A voxel has the same bits in an array of any shape, as
-    torch's functions do not give it.
+    """Turn an array of logits into probabilities, in place.
+
+    The bits of a voxel depend on its own logits alone. With torch's functions they would depend on
+    the shape of the array as well.
 
     Args:
         logits: Of shape (channels, sides).
@@ -191,7 +194,8 @@ def to_probabilities_(logits: NDArray[Any], *, exclusive: bool) -> None:
 def as_trained(
     model: Model, *, rescaled: bool = True, later: bool = False
 ) -> tuple[Model, list[str]]:
-    """A model whose outputs are what its training was for.
+    """A model with the outputs that its training aimed at: probabilities in place of logits, and
+    intensities on the scale of their target.
 
     Args:
         model: The model, with its recipe.

@@ -1,5 +1,6 @@
-"""What `info` and `inspect` say of a model: in words, whether it makes of its test tensors what its
-package says, and whether its last bits depend on what does not concern them."""
+"""What `info` and `inspect` say of a model: its facts in words; whether it passes the test that its
+package brings; and whether the last bits of an output change with what should not matter to them,
+such as the other samples of a batch."""
 
 from __future__ import annotations
 

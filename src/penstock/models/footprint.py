@@ -258,7 +258,7 @@ def _of_samples(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_joined(func: Any, tensors: Sequence[Tensor], axis: int = 0) -> Any:
-    """For `torch.cat` along any axis but the first, which puts samples behind others."""
+    """For `torch.cat` along any axis but the first, along which it would add samples."""
     return NotImplemented if axis % tensors[0].ndim == 0 else _of_samples(func, tensors, axis)
 
 
@@ -285,7 +285,7 @@ def _of_channels(func: Any, batch: Tensor, *others: Any) -> Any:
 
 
 def _of_groups(func: Any, batch: Tensor, *others: Any) -> Any:
-    """For `torch.native_group_norm`, which returns two of each sample's groups."""
+    """For `torch.native_group_norm`, which also returns two statistics of a sample's groups."""
     return _with_statistics(batch, (len(batch), others[5]), batch.dtype)
 
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ..base import UsageError, format_count
 from .footprint import Operations
 from .load import Model
+from .probe_windows import CONTENTS, Windows, box_of
 from .registry import Reach
 
 MOST_PERIOD = 64
@@ -61,6 +62,9 @@ _SMALL, _LARGE = 1.0, (1e6, -1e6)
 """Sizes of finite changes. Inputs are normalised, so the first is theirs."""
 _ALIKE = 16
 """Voxels that are compared to see that a shift only shifts."""
+_MOST_DRAWS, _CHEAP = 6, 1e4
+"""How often each content of a patch is drawn if the network does at most one operation a voxel, and
+the operations at which once is enough. Filters see far at few voxels, and do few operations."""
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest difference of equal outputs, as a share of their range: kernels round by shape."""
 _MOST_CHECK_VOXELS = 2**18
@@ -143,23 +147,17 @@ class _Probed:
 
     def __init__(self, model: Model, axes: int) -> None:
         self.model, self.axes = model, axes
-        self.dtype = torch.float64
-        self.random = torch.Generator().manual_seed(0)
+        self.windows = Windows(model.in_channels)
         self.looking, self.work, self.work_per_voxel = "its shapes", 0.0, 0.0
         self.net = _copied(model.module).double()
         try:
             self.side = self._least_side()
         except NotProbed:  # it makes float32 tensors itself
-            self.net, self.dtype = _copied(model.module), model.dtype
-            if self.dtype not in _TOLERANCE:
-                raise NotProbed(f"it computes in {self.dtype}") from None
+            self.net, self.windows.dtype = _copied(model.module), model.dtype
+            if model.dtype not in _TOLERANCE:
+                raise NotProbed(f"it computes in {model.dtype}") from None
             self.side = self._least_side()
         self.step = self._step()
-
-    def noise(self, sides: Sequence[int]) -> Tensor:
-        """Random values as of normalised data, shape (1, channels, *sides)."""
-        shape = (1, self.model.in_channels, *sides)
-        return torch.rand(shape, generator=self.random, dtype=torch.float64).to(self.dtype)
 
     def looks_for(self, what: str, axis: int) -> None:
         """Note what is looked for next along an axis."""
@@ -183,15 +181,19 @@ class _Probed:
         return joined
 
     def _least_side(self) -> int:
+        noise = self.windows.noise
         for side in _SIDES[self.axes]:
             try:
-                self.run(self.noise([side] * self.axes))  # long enough along the last axis, too
-                x = self.noise([*[side] * (self.axes - 1), 2 * side])
+                self.run(noise([side] * self.axes))  # long enough along the last axis, too
+                x = noise([*[side] * (self.axes - 1), 2 * side])
                 with Operations() as counted:
                     once = self.run(x)
                 self.work_per_voxel = counted.total / math.prod(x.shape[2:])
                 if not _same(once, self.run(x)).all():
                     raise UsageError("it makes another output of the same input each time")
+                with contextlib.suppress(NotProbed):  # it takes one at a time
+                    if not self.equal(once, self.run(torch.cat([x, 6 * x - 3]))):
+                        raise UsageError("its output of a patch depends on others in its batch")
                 return side
             except AnotherShape as error:
                 if side >= _TELLING_SIDE:
@@ -205,14 +207,14 @@ class _Probed:
         for step in _STEPS:
             if step < self.side:
                 with contextlib.suppress(NotProbed):
-                    self.run(self.noise([self.side + step] * self.axes))
+                    self.run(self.windows.noise([self.side + step] * self.axes))
                     return step
         return self.side
 
     def window(self, axis: int, length: int) -> Tensor:
         sides = [self.side] * self.axes
         sides[axis] = length
-        return self.noise(sides)
+        return self.windows.noise(sides)
 
     def extents(self, axis: int, period: int, sizes: Sequence[float]) -> tuple[int, int] | None:
         """Voxels past a cut that change with what lies before it, and before a cut that change with
@@ -243,7 +245,7 @@ class _Probed:
         for size in sizes:
             probe = x.clone()
             part = probe.movedim(2 + axis, 0)[where]
-            part.copy_(self.noise(x.shape[2:]).movedim(2 + axis, 0)[where] * size)
+            part.copy_(self.windows.noise(x.shape[2:]).movedim(2 + axis, 0)[where] * size)
             try:
                 differs = ~_same(before, self.run(probe))
                 places = differs.movedim(1 + axis, 0).flatten(1).any(1).nonzero()
@@ -290,35 +292,39 @@ class _Probed:
     def equal(self, a: Tensor, b: Tensor) -> bool:
         """Whether two outputs are equal up to rounding."""
         span = float(torch.nan_to_num(a).abs().max()) or 1.0
-        return bool(_same(a, b, _TOLERANCE[self.dtype] * span).all())
+        return bool(_same(a, b, _TOLERANCE[self.windows.dtype] * span).all())
 
     def check(self, reach: Reach) -> tuple[int, str]:
         """Compare the cores of patches with a larger window, along each axis and along all.
 
         Returns the number of places, and the axis along which one differs.
         """
-        places = 0
+        places, draws = 0, max(1, min(_MOST_DRAWS, int(_CHEAP / (1 + self.work_per_voxel))))
         for cut in (*((axis,) for axis in range(self.axes)), tuple(range(self.axes))):
             sides = [self.side] * self.axes
             for axis in cut:
                 least = max(self.side, reach.before[axis] + reach.after[axis] + 8)
                 sides[axis] = reach.step[axis] * -(-least // reach.step[axis])
-            step = [reach.step[a] if a in cut else 0 for a in range(self.axes)]
             if len(cut) > 1 and math.prod(sides) > _MOST_CHECK_VOXELS:
                 continue
-            for shifts in (1, 2):
-                whole = self.noise([n + 3 * s for n, s in zip(sides, step, strict=True)])
-                if shifts == 2:  # z-scores: a network that compares may see farther there
-                    whole = 6 * whole - 3
-                expected = self.run(whole)
-                corner = [shifts * s for s in step]
-                patch = self.run(_cropped(whole, corner, sides))
-                low = [reach.before[a] if a in cut else 0 for a in range(self.axes)]
-                core = [
-                    n - low[a] - (reach.after[a] if a in cut else 0) for a, n in enumerate(sides)
-                ]
+            step = [reach.step[a] if a in cut else 0 for a in range(self.axes)]
+            low = [reach.before[a] if a in cut else 0 for a in range(self.axes)]
+            high = [reach.after[a] if a in cut else 0 for a in range(self.axes)]
+            core = [n - b - a for n, b, a in zip(sides, low, high, strict=True)]
+            larger = [n + 3 * s for n, s in zip(sides, step, strict=True)]
+            for number in range(CONTENTS * draws):
+                corner = [(1 + number % 2) * s for s in step]
                 there = [c + b for c, b in zip(corner, low, strict=True)]
-                if not self.equal(_cropped(expected, there, core), _cropped(patch, low, core)):
+                box = box_of(corner, sides)
+                whole = self.windows.of_kind(number % CONTENTS, larger, box)
+                try:
+                    expected = self.run(whole)[box_of(there, core)]
+                    patch = self.run(whole[box])[box_of(low, core)]
+                except NotProbed:
+                    if number == 0:
+                        raise
+                    continue  # it refuses such values, so it is never given them
+                if not self.equal(expected, patch):
                     return places, " and ".join("zyx"[a - self.axes] for a in cut)
                 places += 1
         return places, ""
@@ -389,8 +395,3 @@ def _copied(module: nn.Module) -> nn.Module:
 
 def _same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
     return torch.isclose(a, b, rtol=0, atol=most, equal_nan=True)
-
-
-def _cropped(x: Tensor, corner: Sequence[int], sides: Sequence[int]) -> Tensor:
-    box: Any = [slice(start, start + n) for start, n in zip(corner, sides, strict=True)]
-    return x[(..., *box)]

@@ -76,10 +76,10 @@ class Entry:
     """Its reach as `find_reach` finds it; None if nobody has looked."""
 
 
-def _alike(*, period: int, context: int, seen: int) -> Reach:
+def _alike(*, period: int, context: int, seen: int, places: int) -> Reach:
     """What `find_reach` finds of a 3-D network that sees equally far to all sides."""
     near, far, grid = (context,) * 3, (seen,) * 3, (period,) * 3
-    return Reach("", grid, near, near, far, far, step=grid, places=8)
+    return Reach("", grid, near, near, far, far, step=grid, places=places)
 
 
 _ATTENTION = Reach("encoder.blocks.0.attn.proj (FrozenLinear) sees the whole patch")
@@ -95,12 +95,12 @@ REGISTRY = {
         "penstock.models.unet3d:denoise_tiny",
         "small 3-D UNet with weights for fluorescence microscopy",
         _HERE / "denoise_tiny.safetensors",
-        reach=_alike(period=4, context=8, seen=11),
+        reach=_alike(period=4, context=8, seen=11, places=20),
     ),
     "identity": Entry(
         "torch.nn:Identity",
         "returns its input: measures the pipeline alone",
-        reach=_alike(period=1, context=0, seen=0),
+        reach=_alike(period=1, context=0, seen=0, places=120),
     ),
     "prithvi-refiner-tiny": Entry(
         "penstock.models.prithvi:tiny",

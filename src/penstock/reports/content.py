@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base import for_markdown, for_terminal, format_bytes, scrub
+from ..base import for_markdown, for_terminal, format_bytes, scrub, well_formed
 from .charts.chart import Figure, words_of
 from .table import Section, in_markdown
 
@@ -21,12 +21,17 @@ LONGEST = 400
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a report. It is drawn when it is asked for."""
+    """A figure of a report."""
 
     name: str
     """The name of its file, without a suffix, for pages that keep figures in files."""
     caption: str
-    draw: Callable[[], Figure]
+    how: Callable[[], Figure]
+
+    def draw(self) -> Figure:
+        """The figure, made when it is asked for. Raises `UsageError` if its records are damaged."""
+        with well_formed(f"the figure {self.name} cannot be drawn, as its records are damaged"):
+            return self.how()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 from .detecting import DETECTOR_LIBRARIES as DETECTOR_LIBRARIES
 from .log_lines import TRAIN_LOCK as TRAIN_LOCK
 from .log_lines import TRAINS as TRAINS
+from .log_lines import begun_epoch as begun_epoch
 from .log_lines import first_lines as first_lines
 from .log_lines import last_lines as last_lines
 from .loop import TrainProgress as TrainProgress

@@ -60,6 +60,14 @@ def first_lines(
     return [*lines, f"Output directory: {config.output_dir}"]
 
 
+def begun_epoch(results: Mapping[str, Any]) -> str:
+    """The steps of an epoch that --max-steps ended, such as ``5 of 110 steps``. It counts as one of
+    the epochs. Empty if all of them are whole, or nothing is known of it."""
+    whole = results.get("steps_per_epoch", 0)
+    lacks = results["epochs"] * whole - results["steps"]
+    return f"{whole - lacks} of {whole} steps" if lacks > 0 else ""
+
+
 def last_lines(results: Mapping[str, Any], out: Path) -> list[str]:
     """The lines after the last step of a run, with the totals over all its starts.
 
@@ -80,6 +88,8 @@ def last_lines(results: Mapping[str, Any], out: Path) -> list[str]:
             f"Samples per epoch: {round(results['samples'] / epochs)}",
             f"Steps per epoch: {round(results['steps'] / epochs)}",
         ]
+        if begun := begun_epoch(results):
+            lines.append(f"Last epoch: {begun}, counted as one")
     if results["best"] is not None:
         lines.append(f"Best checkpoint: {out / BEST}")
     history = results["history"]

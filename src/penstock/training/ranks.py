@@ -27,7 +27,7 @@ from ..base import (
     require,
     signals_handled,
 )
-from ..cluster import NOT_A_RANK, Place, find_place, job_of, tasks_elsewhere
+from ..cluster import NOT_A_RANK, Place, find_place, job_of, restarts_of, tasks_elsewhere
 from .feed import SIGNALS
 
 T = TypeVar("T")
@@ -262,13 +262,12 @@ def host_name() -> str:
 
 def job_facts(hosts: Sequence[str]) -> dict[str, Any]:
     """The nodes and the SLURM job of a run, from the host of each rank."""
-    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     return {
         "nodes": len(set(hosts)),
         "hosts": list(dict.fromkeys(hosts)),
         "job_id": job_of(os.environ) or None,
         "job_name": os.environ.get("SLURM_JOB_NAME"),
-        "restarts": int(restarts) if restarts.isdecimal() else 0,
+        "restarts": restarts_of(os.environ),
     }
 
 

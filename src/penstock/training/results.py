@@ -122,6 +122,7 @@ class RunReport:
             "global_batch_size": self._global_batch,
             "epochs": len(rows),
             "steps": self._state.step,
+            "steps_per_epoch": -(-self._state.order.num_batches // self._config.grad_accum_steps),
             "samples": samples,
             "repeated_samples": self._state.order.num_repeated,
             "training_s": trained,

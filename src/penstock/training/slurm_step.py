@@ -20,7 +20,7 @@ from ..base import (
     death_signal,
     read_json,
 )
-from ..cluster import find_place, job_of, own_job, requeue_job, with_job_number
+from ..cluster import find_place, job_of, own_job, requeue_job, restarts_of, with_job_number
 
 WAIT_S = 60
 """The seconds that the other ranks may run after one has ended: they may have to write results."""
@@ -66,17 +66,13 @@ def run_in_step(
     if was_asked and requeue and _was_stopped(code):
         saved = time_of_last_checkpoint(out) not in (None, before)
         became = "has saved" if saved else "was stopped before it had saved anything new"
-        if not saved and _restarts(environ):
+        if not saved and restarts_of(environ):
             raise PenstockError(
                 f"job {job} {became}, though it was started again: it is not put back into the "
                 "queue, or that might go on for ever; give it more --time"
             )
         requeue_job(job, became)
     return code
-
-
-def _restarts(environ: Mapping[str, str]) -> int:
-    return int(environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def srun(environ: Mapping[str, str]) -> list[str]:
@@ -93,7 +89,7 @@ def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     words = ["--distributed"]
     if out != config.output_dir:
         words += ["--output-dir", str(out)]
-    if _restarts(environ):
+    if restarts_of(environ):
         words += _again(config, out, job_of(environ))
     return words
 

@@ -55,6 +55,10 @@ class Tracker:
         """Begin a run, or go on in one. Returns the logger."""
         raise NotImplementedError
 
+    def keep_settings(self, logger: Any) -> None:
+        """Log the hyperparameters of a new run."""
+        logger.log_hyperparams(self._facts["hyperparameters"])
+
     def close(self, logger: Any, status: str) -> None:
         """End the run. Raises an error if the tracker may not have all of it."""
         logger.finalize("success" if status == "complete" else "failed")
@@ -75,6 +79,13 @@ class TensorBoard(Tracker):
         with torchmetrics_by_version():  # it takes half of the seconds of Fabric's import
             loggers = require("lightning_fabric.loggers", "train")
         return loggers.TensorBoardLogger(self._folder, self.folder, "", flush_secs=10)
+
+    def keep_settings(self, logger: Any) -> None:
+        # The logger keeps none without a metric, and would make one up: hp_metric, which is -1.
+        from torch.utils.tensorboard.summary import hparams
+
+        for summary in hparams(self._facts["hyperparameters"], {}):
+            logger.experiment.file_writer.add_summary(summary)
 
 
 class WeightsAndBiases(Tracker):
@@ -278,7 +289,7 @@ class LoggedRun:
             state.run = str(logger.version or facts["name"])
             self._save()
             if self._new:  # MLflow refuses to change them
-                logger.log_hyperparams(facts["hyperparameters"])
+                self._tracker.keep_settings(logger)
             self._logger = logger
         return self._logger
 

@@ -203,7 +203,20 @@ class BenchLoaderConfig(SweepKnobs, PatchKnobs):
     output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
 
 
-class BenchQueueConfig(SweepKnobs):
+class QueueKnobs(Knobs):
+    """How the samples of a queue, or of one loader, are read."""
+
+    shuffle: Literal["none", "sample", "global"] = flag(
+        "sample", help="order of the samples", group="reading"
+    )
+    missing: Literal["error", "fill"] = flag(
+        "error",
+        group="reading",
+        help="what an absent chunk is: an error, or the store's fill value",
+    )
+
+
+class BenchQueueConfig(SweepKnobs, QueueKnobs):
     """The knobs of ``penstock bench queue``. Tuples are axes of the sweep."""
 
     workers: Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1)] = flag(
@@ -219,22 +232,13 @@ class BenchQueueConfig(SweepKnobs):
     compute_time: Annotated[float, Field(gt=0)] = flag(
         1.0, help="seconds of a step, which sleeps", unit="seconds"
     )
-    shuffle: Literal["none", "sample", "global"] = flag(
-        "sample", help="order of the samples", group="reading"
-    )
-
-    missing: Literal["error", "fill"] = flag(
-        "error",
-        group="reading",
-        help="what an absent chunk is: an error, or the store's fill value",
-    )
     output: Path = flag(Path("logs/queue_bench.csv"), help="CSV to which results are appended")
     effort: Literal["quick", "standard", "rigorous"] = flag(
         "quick", help="1, 5 or 10 launches of each case; one launch is never compared"
     )
 
 
-class TuneLoaderConfig(RecordKnobs, PatchKnobs):
+class TuneLoaderConfig(RecordKnobs, PatchKnobs, QueueKnobs):
     """The knobs of ``penstock tune loader``."""
 
     step_time: Annotated[float, Field(gt=0)] = flag(
@@ -249,14 +253,6 @@ class TuneLoaderConfig(RecordKnobs, PatchKnobs):
     )
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
     launches: Positive = flag(3, help="launches with each number of threads")
-    shuffle: Literal["none", "sample", "global"] = flag(
-        "sample", help="order of the samples", group="reading"
-    )
-    missing: Literal["error", "fill"] = flag(
-        "error",
-        group="reading",
-        help="what an absent chunk is: an error, or the store's fill value",
-    )
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
 
 

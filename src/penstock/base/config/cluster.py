@@ -33,15 +33,38 @@ def _duration(value: object) -> object:
     return value
 
 
+_UNITS = {"days": 24 * 3600, "hours": 3600, "minutes": 60, "seconds": 1}
+
+
+def _by_unit(time: str) -> dict[str, str]:
+    """The numbers of a time of SLURM, the largest unit first: minutes, unless there are days or two
+    colons.
+
+    >>> _by_unit("30"), _by_unit("1-2")
+    ({'minutes': '30'}, {'days': '1', 'hours': '2'})
+    """
+    days, dash, rest = time.rpartition("-")
+    numbers = rest.split(":")
+    units = list(_UNITS)[1 if dash or len(numbers) == 3 else 2 :]
+    return ({"days": days} if dash else {}) | dict(zip(units, numbers, strict=False))
+
+
+def _seconds(time: str) -> int:
+    """The seconds of a time of SLURM.
+
+    >>> _seconds("30"), _seconds("1:30"), _seconds("01:00:00"), _seconds("1-2"), _seconds("1-0:1")
+    (1800, 90, 3600, 93600, 86460)
+    """
+    return sum(int(number) * _UNITS[unit] for unit, number in _by_unit(time).items())
+
+
 def _in_range(time: str) -> str:
     """Refuse a time with a field that has more than fits, which SLURM would add up."""
-    days, dash, rest = time.rpartition("-")
-    fields = rest.split(":")
-    names = ("hours", "minutes", "seconds")[not dash and len(fields) < 3 :]
-    for name, text in [*zip(names, fields, strict=False)][0 if dash else 1 :]:
-        if int(text[-9:]) >= (24 if name == "hours" else 60) or len(text) > 2:
-            raise ValueError(f"{time!r} has {text} {name} beside a larger unit")
-    if max(len(days), len(fields[0])) > 7:
+    first, *others = _by_unit(time).items()
+    for unit, number in others:
+        if len(number) > 2 or int(number) >= (24 if unit == "hours" else 60):
+            raise ValueError(f"{time!r} has {number} {unit} beside a larger unit")
+    if len(first[1]) > 7:
         raise ValueError(f"{time!r} is longer than any job")
     return time
 
@@ -108,7 +131,7 @@ def array_ranges(array: str) -> list[range]:
     """The numbers of the elements of an array that `SlurmConfig` has taken.
 
     >>> array_ranges("1,4-6%2"), array_ranges("0-8:2")
-    ([range(1, 2, 1), range(4, 7, 1)], [range(0, 9, 2)])
+    ([range(1, 2), range(4, 7)], [range(0, 9, 2)])
     """
     ends = map(_ends, array.partition("%")[0].split(","))
     return [range(first, last + 1, step) for first, last, step in ends]
@@ -156,20 +179,6 @@ _AFTER = r"[a-z]+(:\d[\w+]*)*"
 _After = Annotated[str, _said("a dependency such as afterok:123", rf"{_AFTER}([,?]{_AFTER})*")]
 _Module = Annotated[str, _said("a module such as cuda/12.6", r"\w[\w.+/@-]*")]
 _Variable = Annotated[str, BeforeValidator(_variable)]
-
-
-def _seconds(time: str) -> int:
-    """The seconds of a time of SLURM: minutes, unless there are days or two colons.
-
-    >>> _seconds("30"), _seconds("1:30"), _seconds("01:00:00"), _seconds("1-2"), _seconds("1-0:1")
-    (1800, 90, 3600, 93600, 86460)
-    """
-    days, dash, rest = time.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if not dash and len(parts) < 3:
-        parts = [0, *parts]
-    hours, minutes, seconds = (*parts, 0, 0)[:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class SlurmConfig(Knobs):

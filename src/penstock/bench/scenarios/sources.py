@@ -19,7 +19,17 @@ import psutil
 from numpy.typing import NDArray
 
 from ...base import UsageError, well_formed
-from ...data import CHECKS, DOCUMENT, Audit, Packed, PackedArray, open_dataset, parse_document
+from ...data import (
+    CHECKS,
+    DOCUMENT,
+    Audit,
+    Packed,
+    PackedArray,
+    explained_errors,
+    open_dataset,
+    parse_document,
+    read_key,
+)
 from ...instruments import drop_pages, process_tree, residency, warm_pages
 from ...loading import Order, cut_of, open_dataset_or_array, with_checks
 from . import WrongResult
@@ -212,7 +222,6 @@ def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
 
 def _fetch_documents(url: str, folder: Path) -> None:
     """Copy the description of a remote data set, and its checksums, into a folder; no chunks."""
-    from ...data import explained_errors, read_key
 
     def fetch(key: str, strict: bool = False) -> bytes | None:
         content = read_key(url.rstrip("/"), key, strict=strict)

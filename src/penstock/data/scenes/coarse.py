@@ -169,7 +169,7 @@ SOME_CRS = "EPSG:3857"
 def _smooth(
     kind: str, values: FloatArray, between: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
-    """Values between pixels by ``between``, which means them."""
+    """Values between pixels. The function ``between`` takes their mean."""
     if kind == "degrees":  # angles: halfway from 350 to 10 is 0, not 180
         turns = np.deg2rad(values)
         east, north = between(np.sin(turns)), between(np.cos(turns))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ...base import Incomplete, UsageError, describe, redact
+from .kvstore import address, explained_errors, kvstore_of, open_kvstore, ts
 from .transient import is_transient
 
 PATIENCE_S = 30.0
@@ -32,14 +33,10 @@ class Bucket:
     @property
     def address(self) -> str:
         """The canonical text of the URL, as `Located.address`."""
-        from .kvstore import address
-
         return address(self._kvstore.spec())
 
     @property
     def _kvstore(self) -> Any:
-        from .kvstore import kvstore_of, open_kvstore
-
         if self._opened is None:
             self._opened = open_kvstore(kvstore_of(f"{self.url}/"), redact(self.url))
         return self._opened
@@ -73,8 +70,6 @@ class Bucket:
 
     def names(self, prefix: str) -> list[str]:
         """The names that begin with ``prefix``, sorted."""
-        from .kvstore import ts
-
         # The first name behind all that begin so.
         end = prefix and prefix[:-1] + chr(ord(prefix[-1]) + 1)
         keys = ts.KvStore.KeyRange(prefix, end)
@@ -84,8 +79,6 @@ class Bucket:
     def _do(self, names: Iterable[str], start: Callable[[Any, str], Any]) -> list[Any]:
         """Start a request for each name and wait for all. Repeat them while their errors may
         pass."""
-        from .kvstore import explained_errors
-
         end = time.monotonic() + PATIENCE_S * self._has_answered
         while True:
             try:

@@ -139,7 +139,8 @@ def same_in_all(values: Sequence[Any], kind: str, where: str) -> Any:
 
 
 def _turned(numbers: Sequence[float], stored: np.dtype[Any]) -> list[float]:
-    """Numbers that were said with another sign, as ``stored`` has them."""
+    """Numbers in the range of the dtype ``stored``, where an attribute has the same bits as signed
+    in place of unsigned, or the other way round."""
     size, least = 256**stored.itemsize, int(np.iinfo(stored).min)
     return [each if math.isinf(each) else (each - least) % size + least for each in numbers]
 

@@ -135,9 +135,9 @@ class _TiledScene(Readable):
 def _tiles(
     reader: Any, scene: int | None, rectangle: Any, level: int
 ) -> tuple[dict[int, tuple[int, int]], int]:
-    """The rows and columns of a tile of each level of a scene, by the voxels of the first level
-    that one of this level is long, and the voxels that its tiles of the first level hold. Without a
-    ``level`` below the first one, of that alone."""
+    """The rows and columns of a tile of each level of a scene, and the number of voxels in tiles of
+    the first level. The key of a level is the side of its voxels, in voxels of the first level. For
+    ``level`` 0 only the first level is looked at."""
     tiles: dict[int, tuple[int, int]] = {}
     covered = 0
 
@@ -169,7 +169,8 @@ def _channels(says: ElementTree.Element) -> list[dict[str, Any]]:
 
 
 def _interval(says: ElementTree.Element) -> Any:
-    """The seconds from one time to the next, as the file says or as its times are, if even."""
+    """The seconds from one time to the next: those of its times, if they are evenly spaced, else
+    what the file gives."""
     positions = says.find(f"{_DIMENSIONS}/T/Positions")
     if positions is None:
         return None

@@ -86,7 +86,7 @@ class Framed(Described):
 
 
 def shown_channel(label: Any = None, color: Any = None, window: Any = None) -> dict[str, Any]:
-    """One entry of ``omero``, of those members that are what they should be."""
+    """An entry of ``omero``. It gets those members whose value is of the right kind."""
     shown: dict[str, Any] = {}
     if isinstance(label, str) and label.strip():
         shown["label"] = label
@@ -210,7 +210,7 @@ Sizes = Mapping[str, tuple[float, str | None, float]]
 
 
 def sizes_of(said: Iterable[tuple[str, Any, str | None, float]]) -> dict[str, Any]:
-    """The sizes that are known of what a file says.
+    """The sizes that a file gives, without those that it leaves unknown.
 
     Args:
         said: An axis, the size of a voxel along it as it stands in the file, its unit, and the
@@ -277,7 +277,7 @@ def sized_axes(
 
 
 def said_of(sentences: Mapping[str, Any]) -> list[str]:
-    """The sentences that are true: those whose value is."""
+    """The sentences whose value is true."""
     return [sentence for sentence, is_so in sentences.items() if is_so]
 
 

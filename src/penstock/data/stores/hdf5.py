@@ -8,7 +8,6 @@ A dataset may say what its axes are: by dimension scales (NetCDF), by labels of 
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, require
+from ...base import UsageError, parsed_json, require
 from .cf_packing import packing_of
 from .frames import shown_channel, sizes_of, spaced_sizes, unit_name
 from .ome_levels import array_below
@@ -220,7 +219,7 @@ def _bands(shape: Sequence[int]) -> tuple[int, ...]:
 def _labels(dataset: Any) -> list[str] | None:
     """What the file says of the axes of a dataset."""
     with suppress(ValueError, KeyError, TypeError):
-        tags = json.loads(_plainly(dataset.attrs["axistags"]))["axes"]
+        tags = parsed_json(_plainly(dataset.attrs["axistags"]))["axes"]
         return [str(axis["key"]) for axis in tags]
     if _plainly(dataset.parent.attrs.get("neurodata_type", "")).endswith("Series"):
         return list(_NWB_AXES.get(dataset.ndim, "")) or None

@@ -13,14 +13,16 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ...base import (
+    STORE_FILES,
+    Deferred,
     PenstockError,
     UsageError,
     absolute,
     describe,
     is_draft,
-    parsed_json,
+    is_of_store,
+    json_object,
     redact,
-    require,
     scrub,
 )
 from .protocols import ZIPS
@@ -61,23 +63,16 @@ def reader_of(root: Any, where: str, *, strict: bool = False) -> Callable[[str],
     return read
 
 
-ts = require("tensorstore", "infer")
+ts = Deferred("tensorstore", "infer")
 
-# Metadata files, and a key that each has in a store. Files with None prove nothing by themselves.
-STORE_MARKERS = {
-    "zarr.json": "zarr_format",
-    ".zarray": "zarr_format",
-    ".zgroup": "zarr_format",
-    "attributes.json": "dimensions",
-    ".zattrs": None,
-    ".zmetadata": None,
-}
+METADATA_FILES = (*STORE_FILES, ".zattrs", ".zmetadata")
+"""All metadata files. The last two prove nothing by themselves."""
 # A store has this key from the start of its deletion until another store stands in its place. It
 # holds the paths of the arrays, for a run that comes after a killed deletion.
 DELETING = ".penstock-deleting"
 # Keys of a store: metadata files and chunks, such as 0.0.1, 0/0/1, c/0/1 or c.0.1.
 _PART = r"(?:c|(?:c\.)?\d+(?:\.\d+)*)"
-_NAMES = "|".join(map(re.escape, (*STORE_MARKERS, DELETING)))
+_NAMES = "|".join(map(re.escape, (*METADATA_FILES, DELETING)))
 _STORE_KEY = re.compile(rf"(?:{_PART}/)*(?:{_PART}|{_NAMES})")
 
 
@@ -123,7 +118,7 @@ def kvstore_of(path: str) -> Any:
         return {"driver": "zip", "base": {**base, "path": base["path"] + file}, "path": inner}
     if "://" not in path:
         folder = absolute(path)
-        for marker in STORE_MARKERS:
+        for marker in METADATA_FILES:
             if Path(folder, marker).exists() and not Path(folder, marker).is_file():
                 # To open a pipe would wait for ever for its other end.
                 raise UsageError(f"{scrub(path)}: {marker} is no regular file")
@@ -160,11 +155,11 @@ def is_store(root: Any, where: str) -> bool:
     that a killed run was writing, counts as empty.
     """
     with explained_errors(where):
-        reads = {marker: root.read(marker).result() for marker in (*STORE_MARKERS, DELETING)}
+        reads = {marker: root.read(marker).result() for marker in (*METADATA_FILES, DELETING)}
     files = {marker: read.value for marker, read in reads.items() if read.state == "value"}
     if DELETING in files:
         return True
-    if any(STORE_MARKERS[marker] in _members(value) for marker, value in files.items()):
+    if any(is_of_store(files.get(name, b"")) for name in STORE_FILES):
         return True
     folder = local_path(root.spec())
     if files or (folder and folder.exists() and (not folder.is_dir() or _holds_files(folder))):
@@ -185,7 +180,7 @@ def half_deleted(root: Any) -> list[str] | None:
         return None
     if read.state != "value":
         return None
-    return [str(path) for path in _members(read.value).get("arrays", ())]
+    return [str(path) for path in json_object(read.value).get("arrays", ())]
 
 
 def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
@@ -210,15 +205,6 @@ def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
             f"{where}: also holds {first}{others}, which is not part of the array; nothing is "
             "deleted, so move it away or write elsewhere"
         )
-
-
-def _members(text: bytes) -> Mapping[str, Any]:
-    """The JSON object in ``text``; empty if it is none."""
-    try:
-        parsed = parsed_json(text)
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def local_path(spec: Any) -> Path | None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import PenstockError, UsageError, describe
+from .kvstore import explained_errors, open_kvstore
 from .lock_place import HELD, Entry, NoLock, is_left_behind, is_living, place_of, this_holder
 from .protocols import Located
 from .transient import is_transient
@@ -180,8 +181,6 @@ class _LockFile:
         self._kvstore: Any = None
 
     def _open(self) -> None:
-        from .kvstore import open_kvstore
-
         self._kvstore = open_kvstore(dict(self.store), self._name_at(""))
 
     def join(self) -> None:
@@ -321,8 +320,6 @@ class _LockFile:
 
     def _naming_faults(self) -> contextlib.AbstractContextManager[None]:
         """A context in which faults of the store name the lock. They are no fault of the user's."""
-        from .kvstore import explained_errors
-
         return explained_errors(f"the lock {self.key}", PenstockError)
 
 

@@ -16,12 +16,18 @@ from typing import Any
 
 import psutil
 
-from ...base import LOCK_SUFFIX, PenstockError, UsageError, describe
+from ...base import (
+    LOCK_SUFFIX,
+    STORE_FILES,
+    PenstockError,
+    UsageError,
+    describe,
+    is_of_store,
+)
+from .kvstore import open_kvstore
 from .protocols import Located, Sink
 from .transient import is_transient
 
-_METADATA = {"zarr.json": b"zarr_format", ".zgroup": b"zarr_format", ".zarray": b"zarr_format",
-             "attributes.json": b"n5"}  # fmt: skip
 _DRIVERS = ("file", "s3", "gcs")
 
 
@@ -107,8 +113,6 @@ def place_of(sink: Located) -> tuple[dict[str, Any], str, str] | None:
 
 def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
     """The index of the first part that is a store by its name or by its metadata."""
-    from .kvstore import open_kvstore
-
     named = (i for i, part in enumerate(parts) if part.endswith((".zarr", ".n5")))
     top = next(named, len(parts) - 1)
     try:
@@ -116,13 +120,13 @@ def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
     except UsageError:
         return top
     metadata = [
-        {key: kvstore.read("/".join([*parts[: i + 1], key])) for key in _METADATA}
+        [kvstore.read("/".join([*parts[: i + 1], name])) for name in STORE_FILES]
         for i in range(top)
     ]
     for i, reads in enumerate(metadata):
-        for key, read in reads.items():
+        for read in reads:
             try:
-                if _METADATA[key] in read.result().value:
+                if is_of_store(read.result().value):
                     return i
             except (ValueError, OSError) as error:
                 if is_transient(error):  # and the lock would lie elsewhere

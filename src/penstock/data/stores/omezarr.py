@@ -371,7 +371,7 @@ def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
     ]
     moves = transformations(layout.scale, layout.translation)
     return {
-        "name": PurePosixPath(path).stem,
+        "name": PurePosixPath(path).stem.removesuffix(".ome"),
         "axes": axes,
         "datasets": [{"path": "0", "coordinateTransformations": moves}],
     }

@@ -30,6 +30,8 @@ from .added import (
     format_of,
 )
 from .file_formats import ENDINGS, ending_of
+from .file_sink import open_file_sink
+from .omezarr import open_omezarr_sink, open_omezarr_source
 from .planes import is_slice, plane_files
 from .protocols import (
     AXES,
@@ -45,6 +47,7 @@ from .protocols import (
     suffix_of,
 )
 from .sliced import Asked, SlicedSource
+from .tensorstore_open import open_tensorstore_sink, open_tensorstore_source
 
 
 def open_source(
@@ -102,8 +105,6 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
     if isinstance(parsed, np.ndarray):
         return memory.open_array_source(parsed, name=name, axes=settings["axes"])
     if isinstance(parsed, dict):
-        from .tensorstore_open import open_tensorstore_source
-
         kept = {key: settings[key] for key in ("name", "raw", "axes")}
         return open_tensorstore_source(parsed, cache_bytes=cache_bytes, **kept)
     place, _, inside = parsed.partition("::")
@@ -120,10 +121,8 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
         return _open_file(form, asked, cache_bytes)
     if (added := added_store(parsed)) is not None:
         return _open_added(added, parsed, settings, cache_bytes)
-    from . import omezarr
-
     whole = f"{place}/{inside.strip('/')}" if inside else parsed
-    return omezarr.open_omezarr_source(whole, cache_bytes=cache_bytes, **settings)
+    return open_omezarr_source(whole, cache_bytes=cache_bytes, **settings)
 
 
 _HINTS = {"series": "; --series N takes one", "inside": "; name an array as FILE::NAME"}
@@ -275,8 +274,6 @@ def open_sink(
     if ome_version is not None:
         _check_is_zarr(parsed, ome_version, name)
     if isinstance(parsed, str) and files and ending_of(parsed) is not None:
-        from .file_sink import open_file_sink
-
         sink: Sink = open_file_sink(parsed, **settings, rule=rule, name=name)
     else:
         sink = _open_new(parsed, name, settings, ", ".join(f"*{e}" for e in ENDINGS if files))
@@ -292,7 +289,7 @@ def _check_is_zarr(place: str | dict[str, Any], version: str, name: str) -> None
 
 
 def _check_links(place: Path | None, name: str) -> None:
-    """Refuse a way to an output that has a link to what is not there."""
+    """Refuse a path to an output that leads through a broken link."""
     for each in (place, *place.parents) if place is not None else ():
         if each.is_symlink() and not each.exists():
             raise UsageError(
@@ -306,8 +303,6 @@ def _open_new(
 ) -> Sink:
     """The sink of an array, or of a group with one. ``files`` is what else a refusal names."""
     if isinstance(place, dict):
-        from .tensorstore_open import open_tensorstore_sink
-
         taken = {key: settings[key] for key in ("domain", "dtype", "overwrite", "resume")}
         return open_tensorstore_sink(place, **taken, name=name)
     suffix, where = suffix_of(place), f"{name} {place}"
@@ -322,9 +317,7 @@ def _open_new(
             if not hasattr(store, "open_sink"):
                 raise UsageError(f"{where}: {suffix} can be read and not written")
             return checked(store.open_sink(place, **settings, name=name), Sink, where)
-    from . import omezarr
-
-    return omezarr.open_omezarr_sink(place, **settings, name=name)
+    return open_omezarr_sink(place, **settings, name=name)
 
 
 def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any] | str:
@@ -351,6 +344,18 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
         with system_errors(where):
             return _parse_json(path.read_text(encoding="utf-8", errors="replace"), where)
     return text
+
+
+def absolute_spec(spec: Spec, name: str) -> dict[str, Any] | str:
+    """The same place for a process of any folder: paths are absolute, those in TensorStore's JSON
+    too. URLs are as they are."""
+    parsed = parse_spec(spec, name)
+    if isinstance(parsed, dict):
+        from .tensorstore import settled
+
+        placed: dict[str, Any] = settled(parsed)
+        return placed
+    return parsed if "://" in parsed else str(Path(parsed).absolute())
 
 
 def _parse_json(text: str, where: str) -> dict[str, Any]:

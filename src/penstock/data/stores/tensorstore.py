@@ -26,7 +26,7 @@ from .frames import Framed, canonical, to_five
 from .kvstore import (
     BRIEF,
     DELETING,
-    STORE_MARKERS,
+    METADATA_FILES,
     address,
     explained_errors,
     first_sentence,
@@ -272,6 +272,6 @@ def _meaning(spec: Any) -> Any:
     }
     if spec.get("driver") == "file" and "path" in spec:
         path = Path(spec["path"]).resolve()
-        files = [path] if path.is_file() else [path / name for name in (*STORE_MARKERS, "info")]
+        files = [path] if path.is_file() else [path / name for name in (*METADATA_FILES, "info")]
         kept |= {"path": str(path), "stamps": [file_stamp(f) for f in files if f.is_file()]}
     return kept

@@ -6,7 +6,7 @@ import errno
 import re
 import sys
 
-from ...base import causes_of
+from ...base import causes_of, error_number
 
 _PASSING = frozenset(
     getattr(errno, name)
@@ -22,7 +22,6 @@ _PASSING_HTTP = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FULL = frozenset(getattr(errno, n) for n in ("ENOSPC", "EDQUOT") if hasattr(errno, n))
 _FULL_HTTP = 507
 _PASSING_CODE = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
-_OS_ERROR = re.compile(r"\[os_error_code='(\d+)'\]")
 _HTTP = re.compile(r"\[(?:http_response_code='|HTTP code )(\d+)'?\]")
 
 
@@ -37,15 +36,9 @@ def is_transient(error: BaseException) -> bool:
 
 def is_full(error: BaseException) -> bool:
     """Whether an error says that a store, or a quota, has no room left."""
-    return any(_number(link) in _FULL or _answer(link) == _FULL_HTTP for link in causes_of(error))
-
-
-def _number(error: BaseException) -> int | None:
-    """The number of an error of the system; TensorStore has it in the text of a `ValueError`."""
-    if isinstance(error, OSError):
-        return error.errno
-    number = _OS_ERROR.search(str(error))
-    return None if number is None else int(number[1])
+    return any(
+        error_number(link) in _FULL or _answer(link) == _FULL_HTTP for link in causes_of(error)
+    )
 
 
 def _answer(error: BaseException) -> int | None:
@@ -58,7 +51,7 @@ def _judged(error: BaseException) -> bool | None:
     """The answer for one error, without its causes; None if it does not tell."""
     if isinstance(error, ConnectionError | TimeoutError):
         return True
-    if (number := _number(error)) is not None:
+    if (number := error_number(error)) is not None:
         return number in _PASSING
     if _PASSING_CODE.match(str(error)):
         return True

@@ -10,9 +10,20 @@ from ...base import scrub
 from ..box import Box, Grid, indices
 from .added import added_store
 from .file_formats import ending_of
+from .file_sink import scratch_of, source_of_tiles
 from .frames import to_five
+from .kvstore import (
+    address,
+    explained_errors,
+    kvstore_of,
+    local_path,
+    open_kvstore,
+    store_folder,
+    ts,
+)
 from .open import open_source, parse_spec
 from .protocols import AXES, Source, Spec
+from .tensorstore import box_of, settled
 
 _DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
 """TensorStore's codes for damaged bytes. Other codes, of a network or of rights, say nothing about
@@ -45,12 +56,8 @@ def open_written(spec: Spec, name: str) -> Written:
     Raises:
         UsageError: it cannot be opened.
     """
-    from .kvstore import address, kvstore_of, local_path, open_kvstore, store_folder, ts
-
     parsed = parse_spec(spec, name)
     if not isinstance(parsed, str):
-        from .tensorstore import settled
-
         array = open_source(parsed, raw=True, name=name)
         place = ts.Spec(settled(parsed)).kvstore
         folder = store_folder(parsed, local_path(place))
@@ -71,8 +78,6 @@ def _open_place(place: str, name: str) -> tuple[Source, bool]:
     blocks."""
     if ending_of(place) is None:
         return open_source(place, raw=True, name=name), False
-    from .file_sink import scratch_of, source_of_tiles
-
     path = Path(place).expanduser()
     if not (scratch := scratch_of(path)).is_dir():
         return open_source(place, raw=True, name=name), True
@@ -117,9 +122,6 @@ def discard_damaged(written: Written, box: Box) -> int:
     shape = next((key for key in ("shape", "dimensions") if key in metadata), None)
     if array is None or shape is None or "output" in transform:  # a view, or no store of chunks
         return 0
-    from .kvstore import explained_errors, ts
-    from .tensorstore import box_of
-
     # As an array of whole chunks, each of which may be written without being read.
     chunk = array.chunk_layout.write_chunk.shape
     metadata[shape] = [-(-n // c) * c for n, c in zip(metadata[shape], chunk, strict=True)]

@@ -23,6 +23,7 @@ import numpy as np
 
 from ...base import UsageError, as_usage_error, parsed_json, scrub, well_formed
 from .cf_packing import NAMES, number_of, packing_of
+from .kvstore import kvstore_of, local_path, open_kvstore, reader_of
 from .ome_levels import Level, array_below, described, image_of, image_of_n5
 from .protocols import SeveralArrays, in_words, is_n5, listed
 
@@ -43,16 +44,12 @@ class Group:
     @classmethod
     def at(cls, path: str, flag: str = "") -> Group:
         """The group at a path or URL, which ``flag`` takes."""
-        from .kvstore import kvstore_of, open_kvstore
-
         where = f"{flag} {scrub(path)}".strip()
         return cls.of(open_kvstore(kvstore_of(path), where), where)
 
     @classmethod
     def of(cls, root: Any, where: str) -> Group:
         """The group at an open ``ts.KvStore``."""
-        from .kvstore import reader_of
-
         return cls(reader_of(root, where), where, root)
 
     def json(self, key: str) -> dict[str, Any]:
@@ -88,7 +85,7 @@ class Group:
         says = {} if self.ome else self.json("attributes.json")
         if self.ome or not (says or is_n5(self.where)) or _shape(says):
             return self.ome
-        with well_formed(f"{self.where}: its metadata is malformed", ArithmeticError):
+        with well_formed(f"{self.where}: its metadata is malformed"):
             each = (self.json(f"s{number}/attributes.json") for number in count())
             levels = list(takewhile(_shape, each))
             return image_of_n5(says, levels) if levels else self.ome
@@ -161,8 +158,6 @@ class Group:
 def image_at(place: str, flag: str) -> tuple[str, Group]:
     """The image or array at a path or URL, or the only one below it, which ``flag`` takes: its
     place, and its group."""
-    from .kvstore import local_path
-
     for _ in range(_DEPTH):
         group = Group.at(place, flag)
         only = None

@@ -23,7 +23,6 @@ from ..tiling.stitch import shares, window
 from .values import (
     CLIPPED,
     check_labels,
-    count_clipped,
     denormalise_,
     note_labels,
     note_range,
@@ -246,8 +245,7 @@ class PatchScatter:
         if plan.summed:
             _copy(parts, values)
             return
-        count_clipped(values, span, plan.dtype, tally)
-        _copy(parts, to_range_(values, plan.dtype))
+        _copy(parts, to_range_(values, span, plan.dtype, tally))
 
     def _add(self, grid: ScaledGrid, target: Tensor, values: Tensor, slots: Sequence[Slot]) -> None:
         """Add patches to the sums of their brick, each voxel times its weight."""

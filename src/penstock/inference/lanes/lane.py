@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from fractions import Fraction
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from ...base import OutOfMemory, PenstockError, Pool, StageError, plural, torch_threads
-from ...data import SAME
 from ...instruments import Probe
 from ...models import placed
 from ..opening.job import Job
@@ -41,19 +41,19 @@ class Forward:
         if config.compile:
             dynamic = {"auto": None, "true": True, "false": False}[config.compile_dynamic]
             self.module = torch.compile(self.module, dynamic=dynamic)  # type: ignore[assignment]
+        self._dtype = net.model.dtype
         self._dtypes: list[torch.dtype] = []
         """Dtypes of the heads, known after the first forward."""
 
     def autocast(self) -> torch.autocast:
-        """The context that the model runs in. Enter one around all of a lane's work as well: torch
-        keeps the weights that it has cast until the outermost context ends."""
+        """The context that the model runs in. Enter one around all of a lane's work: torch keeps
+        the weights that it has cast until the context ends."""
         return self.job.net.autocast(self.device)
 
     def run(self, batch: Tensor) -> list[Tensor]:
         """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
         model = self.job.net.model
-        with self.autocast():
-            heads = model.heads(self.module(batch.to(model.dtype)))
+        heads = model.heads(self.module(batch.to(self._dtype)))
         outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
         return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
 
@@ -78,7 +78,7 @@ class Forward:
             for output, head in zip(outputs, expected, strict=True)
         ]
         for head, output, dtype in zip(expected, outputs, dtypes, strict=True):
-            factors = head.factors or SAME[: len(sides) - 1]
+            factors: Sequence[Fraction | int] = head.factors or (1,) * (len(sides) - 1)
             axes = zip(sides[1:], factors, strict=True)
             shape = (sides[0], head.channels, *(int(side * factor) for side, factor in axes))
             if output.shape != shape or output.dtype != dtype:
@@ -199,10 +199,11 @@ class Lane:
         return row if row < self.job.net.batch else None
 
     def _unblocked(self) -> Iterator[Computed]:
-        """The bricks that are complete, where some patches of bricks are left out.
+        """The bricks that are complete, in a job that leaves out patches without sample.
 
-        A batch may then take patches of more bricks than there is room for, and none of these is
-        complete before it is full. So it is run as it is once the room of the next brick is gone.
+        The patches of one batch may then come from more bricks than there is room for, and none of
+        these bricks is complete before the batch is run. So the batch is run before it is full,
+        once there is no room for the next brick.
         """
         if self.job.sample is None:
             return

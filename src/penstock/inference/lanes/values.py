@@ -109,25 +109,17 @@ def note_range(values: Tensor, tally: Tensor) -> Range:
     return least, most
 
 
-def count_clipped(values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tensor) -> None:
-    """Count the values that a dtype cannot hold; ``span`` is the range of all values."""
+def to_range_(values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tensor) -> Tensor:
+    """Clip values to the range of a dtype, and round them (half to even) if it is one of integers,
+    in place. Counts the values that it cannot hold; ``span`` is the range of all values."""
     limits = float_range(dtype)
     if limits is None:
-        return
-    # On a GPU, where reading the span would wait, all values are compared.
-    if values.device.type == "cpu" and limits[0] <= span[0] and span[1] < limits[1]:
-        return
-    tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
-
-
-def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    """Round (half to even) if ``dtype`` is one of integers, and clip to its range, in place."""
-    # Work is done in float32 or float64, so only half precision can be too narrow.
-    if dtype.kind == "f" and dtype.itemsize > 2:
         return values
-    if dtype.kind != "f":
-        values.round_()
-    return values.clamp_(*_clamps(dtype, values.dtype))
+    # On a GPU, where reading the span would wait, all values are compared.
+    if values.device.type != "cpu" or not (limits[0] <= span[0] and span[1] < limits[1]):
+        tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
+        values.clamp_(*_clamps(dtype, values.dtype))
+    return values.round_() if dtype.kind != "f" else values
 
 
 @lru_cache
@@ -154,6 +146,6 @@ def cast(sums: NDArray[Any], out: NDArray[Any]) -> int:
     """
     values, tally = torch.from_numpy(sums), torch.tensor(NOTHING)
     if float_range(out.dtype) is not None:
-        count_clipped(values, note_range(values, tally), out.dtype, tally)
-    torch.from_numpy(out).copy_(to_range_(values, out.dtype))
+        to_range_(values, note_range(values, tally), out.dtype, tally)
+    torch.from_numpy(out).copy_(values)
     return int(tally[CLIPPED])

@@ -68,7 +68,7 @@ class BlockWork(RoundWork):
 
     @cached_property
     def sink(self) -> Sink:
-        """The output, which is there."""
+        """The output, which must exist."""
         sink = output_of(
             self.config, self.source, self.grid.domain, self.dtype, overwrite=False, resume=True
         )

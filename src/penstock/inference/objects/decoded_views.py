@@ -109,7 +109,7 @@ class ViewWork(RoundWork):
         return ""
 
     def _seen(self, labels: NDArray[Any], box: Box) -> SeenObjects:
-        """What is known of the objects of a view."""
+        """Measure the objects of a view, from its labels and its box."""
         count = int(labels.max(initial=0))
         runs = runs_of(labels)
         low, high, sums = extents_of(runs, labels.shape, count)
@@ -128,7 +128,7 @@ class ViewWork(RoundWork):
         return [self.folder / f"{number:06}.{suffix}" for suffix in ("npz", "npy")]
 
     def seen(self, number: int) -> SeenObjects:
-        """What is known of the objects of a view."""
+        """The objects of a view, as `decode` has saved them."""
         return load_table(self.files(number)[0], SeenObjects)
 
     def labels(self, number: int, box: Box) -> NDArray[Any]:

@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 
 from ...base import InferConfig, LabelConfig, UsageError, plural, usable_cores
-from ...data import Box, Grid, Sink, Source, open_sink, open_source
+from ...data import (
+    Box,
+    Grid,
+    Sink,
+    Source,
+    add_levels,
+    levels_below,
+    make_file,
+    open_sink,
+    open_source,
+    register_label,
+)
 
 
 def output_of(
@@ -48,8 +59,6 @@ def add_label_levels(config: LabelConfig, source: Source, sink: Any) -> int:
     """Add the levels of an OME-Zarr in which all blocks are written, and list it as a label of its
     image; or make a file of the blocks. Returns the number of levels of an OME-Zarr, also of those
     that an earlier start has added."""
-    from ...data import add_levels, levels_below, make_file, register_label
-
     place, count = str(config.out_spec), 1 if config.levels == "none" else config.levels
     if hasattr(sink, "making_bytes"):
         make_file(sink, "mode", count, lambda voxels: None)

@@ -136,7 +136,8 @@ class LabelRun:
         return [number for number in numbers if self._key(number) not in self.journal.done]
 
     def note(self, each: Round, number: int, check: str) -> None:
-        """Note that a block is done. What is found of one that is not written has a file."""
+        """Note that a block is done: one that is written, in the log. What a block was counted to
+        have lies in a file of its own."""
         if each.name == "write":
             self.journal.note(self._key(number), each.work.grid[number].size, [check])
         elif isinstance(each.work, BlockWork) and self.journal.writer is None:

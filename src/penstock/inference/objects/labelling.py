@@ -26,6 +26,7 @@ from ...base import (
     LabelConfig,
     UsageError,
     as_settings,
+    nth_share,
     number_ranges,
     plural,
     share_of,
@@ -118,7 +119,7 @@ class Labelling(LabelJob):
             if each is None:
                 return "All blocks are written; next --finish", None
             size = len(each.work.grid)
-            numbers = range((element - 1) * size // elements, element * size // elements)
+            numbers = nth_share(element - 1, elements, size)
             try:
                 with processes(self.workers) as over:
                     self._do(run, each, numbers, 0, show, over)
@@ -190,8 +191,8 @@ def check_instances(scores: InferConfig, label: LabelConfig) -> None:
 def lacking_of_instances(
     scores: InferConfig, label: LabelConfig
 ) -> tuple[Literal["scores", "objects"], ...]:
-    """What a start of ``infer --instances`` does. Among the steps of an array, scores are the first
-    round of all.
+    """What a start of ``infer --instances`` has still to do: write scores, label objects, or both.
+    Processes that share the job write all scores before any of them labels.
 
     Args:
         scores: The settings of the run that writes scores.

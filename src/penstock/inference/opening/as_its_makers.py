@@ -59,7 +59,7 @@ def with_defaults(config: InferConfig, recipe: Recipe | None) -> tuple[InferConf
 def obeyed_heads(
     config: InferConfig, recipe: Recipe | None, source: Source
 ) -> Mapping[str, HeadRecipe]:
-    """What is obeyed of what is said of each head, by name.
+    """What the job does to heads because their recipe says so, by the name of the head.
 
     Args:
         config: The settings. If they give kinds, nothing that a recipe says is obeyed.
@@ -129,7 +129,7 @@ class ValuesPlan:
         return any(how.masked for how in self.each)
 
     def in_order(self, recipe: Recipe | None, way: Resampling | None, *, everywhere: bool) -> Self:
-        """The same, done before voxels are resampled if its makers do so.
+        """The plan, with values normalised before voxels are resampled if the makers did so.
 
         Args:
             recipe: The recipe of the network; None if it has none.

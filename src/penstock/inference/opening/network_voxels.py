@@ -108,8 +108,9 @@ def _begun_in(crop: Box, way: Resampling) -> Resampling:
 
 
 def _coarse_axis(most: float, *sizes: Sequence[float]) -> int | None:
-    """The one axis that has the longest side of a voxel, by the first of several sizes that is so
-    many times as long as the shortest side; None if there is none."""
+    """The axis along which voxels are longest. It is read from the first of several sizes whose
+    longest side is more than ``most`` times its shortest. None if there is no such size, or if two
+    of its sides are the longest."""
     for each in sizes:
         longest = max(each)
         if longest > most * min(each):

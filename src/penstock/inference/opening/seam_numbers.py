@@ -149,7 +149,8 @@ def label_f1(one: NDArray[Any], other: NDArray[Any]) -> float | None:
 def wider_ends(
     one: float, places: int, times: float, longest: int, side: int, large: int
 ) -> tuple[float, float]:
-    """What the ends of an interval are multiplied by, for what no place can show.
+    """Factors that widen an interval by what the measured places cannot show: the rest of a larger
+    volume, and context beyond the larger input.
 
     Args:
         one: The range of the output at one place, as a share of that at all of them.

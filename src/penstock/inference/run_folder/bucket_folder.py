@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import json
 import re
 import shutil
 import tempfile
@@ -30,7 +29,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ...base import RUN_FILE, STORE_FILES, PenstockError, UsageError, has_login, is_draft, redact
+from ...base import (
+    RUN_FILE,
+    STORE_FILES,
+    PenstockError,
+    UsageError,
+    has_login,
+    is_draft,
+    json_object,
+    redact,
+)
 from ...data import Bucket, is_transient
 from .block_log import Key, lost_line
 from .names import LOGS_FOLDER, is_run, plain_name
@@ -103,7 +111,7 @@ class RemoteFolder:
         self.delete(name)
 
     def log(self, run: str, writer: str | None, outputs: Sequence[str]) -> RemoteLog:
-        before = json.loads(self.read(RUN_FILE) or b"{}")
+        before = json_object(self.read(RUN_FILE) or b"")
         theirs = before.get("fingerprint", {}).get("outputs", outputs)
         # The address of an output comes before what else is known of it.
         if [text.rpartition("#")[0] for text in theirs] != [o.rpartition("#")[0] for o in outputs]:

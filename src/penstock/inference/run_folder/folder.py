@@ -7,7 +7,6 @@ log is only appended to, and by one process, so that a kill cannot lose what is 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import threading
@@ -21,10 +20,13 @@ from ...base import (
     SUMMARY_FILE,
     TRACEBACK_FILE,
     UsageError,
+    ends_torn,
     is_draft,
     is_locked,
+    json_object,
     lock_file,
     nearest,
+    parsed_json,
     plural,
     replacing,
     set_aside,
@@ -190,15 +192,9 @@ class LocalFolder:
 
     def _last_rows(self, name: str) -> list[dict[str, Any]]:
         """The rows at the end of a file, without incomplete ones."""
-        rows = []
         with (self.path / name).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            for line in file:
-                with contextlib.suppress(ValueError):
-                    row = json.loads(line)
-                    if isinstance(row, dict) and "time" in row:
-                        rows.append(row)
-        return rows
+            return [row for row in map(json_object, file) if "time" in row]
 
     def close(self) -> None:
         """Store the files of `here` for good. They are in the folder already."""
@@ -226,10 +222,8 @@ class LogFile:
         assert self._file is not None
         if anew:
             self._file.truncate(0)
-        elif self._file.seek(0, os.SEEK_END):
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read() != b"\n":
-                self.append(ENDED_TORN)
+        elif ends_torn(self._file):
+            self.append(ENDED_TORN)
 
     def append(self, line: str) -> None:
         """Add a line and sync it to the disk. A closed log ignores it."""
@@ -293,7 +287,7 @@ def read_document(folder: Folder, name: str) -> dict[str, Any] | None:
     if (content := folder.read(name)) is None:
         return None
     with contextlib.suppress(ValueError):
-        if isinstance(document := json.loads(content), dict):
+        if isinstance(document := parsed_json(content), dict):
             return document
     raise UsageError(
         f"{folder}/{name} is damaged; put it back from a copy, or let infer --overwrite begin anew"

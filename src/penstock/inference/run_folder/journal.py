@@ -65,7 +65,7 @@ class Prepared(NamedTuple):
         if prepared is None:
             raise UsageError(
                 f"no run is prepared in {place}; run --prepare --workers N first, with a --run-dir "
-                "that all processes see, such as s3://BUCKET/PREFIX"
+                "that all processes see"
             )
         return cls(tuple(prepared["part"]), prepared["elements"])
 

@@ -16,15 +16,13 @@ Each of several processes that write one run has files of its own, such as done-
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE
+from ...base import RUN_FILE, SUMMARY_FILE, TRACEBACK_FILE, json_object
 from ...data import Located
 
 LOG_FILE = "done.log"
@@ -76,10 +74,7 @@ def of_each(name: str) -> str:
 
 def is_run(content: bytes) -> bool:
     """Whether this is a run.json."""
-    with contextlib.suppress(ValueError):
-        run = json.loads(content)
-        return isinstance(run, dict) and {"settings", "fingerprint"} <= run.keys()
-    return False
+    return {"settings", "fingerprint"} <= json_object(content).keys()
 
 
 def is_label_run(run: Mapping[str, Any]) -> bool:

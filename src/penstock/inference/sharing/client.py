@@ -8,12 +8,12 @@ client is killed, another one goes on with ``--resume``.
 from __future__ import annotations
 
 import platform
-import re
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from ...base import (
     share_of,
 )
 from ...cluster import FailedItem, Workers, connect, share, share_pieces, wait_for_worker
+from ...data import absolute_spec
 from ...instruments import Nvml
 from ..objects.block_work import BlockOrder, Round, do_order
 from ..objects.label_job import NUMBERED_BY
@@ -121,18 +122,21 @@ def settled(config: AnyConfig) -> AnyConfig:
     return config.model_copy(update=changes)
 
 
-def absolute_place(spec: Any) -> Any:
-    """Make a path absolute, or each of several. Return URLs and TensorStore's JSON as they are.
+def absolute_array(name: str, spec: Any) -> Any:
+    """`absolute_spec` of a flag, or of each of several.
 
     Raises `UsageError` for an array, which no other process can open.
     """
     if isinstance(spec, tuple):
-        return tuple(map(absolute_place, spec))
+        return tuple(absolute_array(name, each) for each in spec)
     if not isinstance(spec, str | Path | dict):
         raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
-    if isinstance(spec, dict) or re.match(r"\s*\{|.*://", str(spec)):
-        return spec
-    return type(spec)(Path(spec).absolute())
+    return absolute_spec(spec, name)
+
+
+def absolute_place(place: Any) -> Any:
+    """Make a path absolute. Return URLs as they are."""
+    return place if "://" in str(place) else type(place)(Path(place).absolute())
 
 
 def absolute_reference(name: Any) -> str:
@@ -147,8 +151,10 @@ def absolute_reference(name: Any) -> str:
     return f"{file.absolute()}{colon}{function if colon else ''}" if file.is_file() else name
 
 
-_PLACES = "in_spec out_spec mask intensity weights run_dir table trace metrics_json".split()
+_ARRAYS = "in_spec out_spec mask intensity".split()
+_PLACES = "weights run_dir table trace metrics_json".split()
 _ABSOLUTE: Mapping[str, Callable[[Any], Any]] = {
+    **{name: partial(absolute_array, f"--{name.replace('_', '-')}") for name in _ARRAYS},
     **dict.fromkeys(_PLACES, absolute_place),
     **dict.fromkeys(("model_type", "decoder"), absolute_reference),
 }

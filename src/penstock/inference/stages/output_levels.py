@@ -19,7 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import SUMMARY_FILE, Incomplete, format_seconds, plural, usable_cores
-from ...data import Box, Grid, LevelBelow, OutputLock, Rule, Sink, indices, reduced
+from ...data import (
+    Box,
+    Grid,
+    LevelBelow,
+    OutputLock,
+    Rule,
+    Sink,
+    add_levels,
+    add_windows,
+    begin_first_level,
+    indices,
+    levels_below,
+    make_file,
+    reduced,
+    register_label,
+    remove_levels,
+)
 from ..planning.memory import LEVEL_VOXEL_BYTES
 from ..run_folder.journal import EndRequest, Journal
 from .remote_job import Runnable
@@ -126,8 +142,6 @@ def first_levels(job: Job) -> dict[int, FirstLevel]:
     """The first level below each output, by the output's number, for a process that will write
     blocks. Several processes make one level: each writes what lies in its own blocks, and what lies
     in those of two is made at the end."""
-    from ...data import begin_first_level
-
     config, plan = job.config, job.plan
     # Halving a block takes its memory first; cells that are open get the rest.
     most = plan.memory.levels - LEVEL_VOXEL_BYTES * math.prod(plan.geometry.block)
@@ -147,8 +161,6 @@ def first_levels(job: Job) -> dict[int, FirstLevel]:
 def take_levels_away(job: Runnable) -> None:
     """Remove the levels of images into which a run that goes on will write blocks. An output that a
     run begins has none: to look for them would ask a store for a list, which it may refuse."""
-    from ...data import remove_levels
-
     for _, place, sink in _images(job) if job.config.levels != "none" else ():
         patiently(job.config.retry_for, sink.name, partial(remove_levels, place))
 
@@ -199,8 +211,6 @@ def completed(
 def _add_levels(job: Runnable, going_on: Callable[[int], None]) -> Iterator[str]:
     """Add the levels that images lack, with a sentence for each image. One of labels is marked as
     such, also if it gets none."""
-    from ...data import add_levels, levels_below
-
     count = 1 if job.config.levels == "none" else job.config.levels
     for number, place, sink in _images(job):
         rule = job.head_facts[number].rule
@@ -218,8 +228,6 @@ def _add_levels(job: Runnable, going_on: Callable[[int], None]) -> Iterator[str]
 
 def _make_files(job: Runnable, going_on: Callable[[str, int], None]) -> Iterator[str]:
     """Make the outputs that become files, with a sentence for each."""
-    from ...data import make_file
-
     count = 1 if job.config.levels == "none" else job.config.levels
     for sink, head in zip(job.sinks, job.head_facts, strict=True):
         began = time.monotonic()
@@ -233,8 +241,6 @@ def _make_files(job: Runnable, going_on: Callable[[str, int], None]) -> Iterator
 
 def _describe(job: Runnable) -> None:
     """List images that are labels of another one, and add windows of the channels of others."""
-    from ...data import add_windows, register_label
-
     for number, place, sink in _images(job):
         image: Any = sink
         work = partial(register_label, place, "--out-spec")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Flow, UsageError, group_by
+from ...base import Flow, UsageError, group_by, nth_share
 from ...data import (
     Box,
     ChannelValues,
@@ -209,7 +209,7 @@ def _stream(run: Run, number: int, counters: Counters, pieces: Iterator[Box]) ->
     def count(piece: Box) -> None:
         with watch.stage("read", f"statistics at {piece} of {source.name}"):
             array = np.empty((len(volume.channels), *piece.shape), source.dtype)
-            inside = np.ones((), np.bool_)
+            inside: NDArray[np.bool_] = np.broadcast_to(np.True_, piece.shape)
 
             def read() -> None:
                 nonlocal inside
@@ -324,10 +324,9 @@ class Counting:
         number = self.merged + 1
         if element in self.missing(elements):
             grid, counters = pieces_of(self.job.norm_source), deepcopy(self.counters)
-            first, stop = ((k * len(grid)) // elements for k in (element - 1, element))
             for volume, each in enumerate(counters):
                 if not all_done(each):  # a volume without any finite value is done at once
-                    pieces = map(grid.__getitem__, range(first, stop))
+                    pieces = map(grid.__getitem__, nth_share(element - 1, elements, len(grid)))
                     _stream(self.run, volume, each, pieces)
             self.folder.write(self._file(element, elements), _packed(counters))
         if self.advance():

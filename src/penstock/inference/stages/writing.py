@@ -41,7 +41,8 @@ class Writing:
         return array
 
     def placed(self, head: int, box: Box) -> Box:
-        """A box of the grid of blocks in that of a head. What is left out has none of its own."""
+        """A box of the grid of blocks, on the grid of a head. The last array of a block, which says
+        what is left out, has no head and stays on the grid of blocks."""
         heads = self.job.heads
         return heads[head].grid.box(box) if head < len(heads) else box
 

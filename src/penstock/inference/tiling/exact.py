@@ -110,7 +110,8 @@ def _whole_chunks(extent: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...
 
 
 def _side(extent: int, overlap: int, step: int, axes: int) -> int:
-    """The side nearest to the core that is liked, of those that compute about the least."""
+    """The side of a patch along an axis: of all sides that compute about the fewest voxels, that
+    whose core is nearest to `_CORE`."""
     least, most = _SIDES[axes]
     grain = math.lcm(step, _GRAIN)
     sides = range(-(-least // grain) * grain, most + 1, grain)

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ...base import nth_share
 from ...data import Box
 from .geometry import Brick, Geometry
 
@@ -91,8 +92,7 @@ class Parts:
         Any number of shares covers each part once, so a run may be begun with one number and go on
         with another. ``element`` is counted from 1.
         """
-        size = len(self)
-        return range((element - 1) * size // elements, element * size // elements)
+        return nth_share(element - 1, elements, len(self))
 
 
 def fit_parts(geometry: Geometry, num_volumes: int, workers: int, least: int) -> tuple[int, ...]:

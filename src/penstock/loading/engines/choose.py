@@ -47,7 +47,7 @@ def open_engine(
         raise UsageError("there are no arrays to read")
     selection.check(list(places))
     if name in ENGINES:
-        return opened(name, "it was asked for")
+        return opened(name, Engine.reason)
     if name != "auto":
         raise UsageError(f"engine {name!r} is not one of auto, {', '.join(ENGINES)}")
     from .native import NativeEngine

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, well_formed
-from ...data import DOCUMENT, first_level_of, parse_document, read_document
+from ...data import DOCUMENT, first_level_of, parse_document, read_document, read_key
 from ..fields import Field, PatchGrid
 from ..permutation import Items
 
@@ -53,8 +53,6 @@ def locate(data: Any) -> dict[str, Location]:
         }
     url = str(data).rstrip("/")
     if "://" in url:
-        from ...data import read_key
-
         text = read_key(url, DOCUMENT)
         packed = None if text is None else parse_document(text, url)
     else:

@@ -108,7 +108,7 @@ def _described(parcel: Parcel) -> Any:
 
 
 def _checked(parcel: Parcel, described: Any) -> Path:
-    """A file of the package, which must have the hash that is said of it."""
+    """A file of the package. Its hash must be the one in the description."""
     file = parcel.file(_name(described.source))
     said = described.sha256
     if said is not None and hashlib.sha256(file.read_bytes()).hexdigest() != str(said):
@@ -205,16 +205,20 @@ def _heads(parcel: Parcel, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe
     reduce: str | None = None
     for number, each in enumerate(outputs):
         activation: Any = None
-        scaling = None
+        scaling: Any = None
+        dtype = "float32"
         for step in each.postprocessing:
-            name, values, first = str(step.id), step.kwargs, activation is scaling is reduce is None
+            name, values = str(step.id), step.kwargs
+            first = activation is scaling is reduce is None and "float" in dtype
             if first and (name == "sigmoid" or (name == "softmax" and values.axis == "channel")):
                 activation = name
             elif first and name == "scale_linear" and isinstance(values.gain, float | int):
                 scaling = (float(values.offset), float(values.gain))
             elif name == "binarize" and isinstance(values.threshold, float) and len(outputs) == 1:
                 reduce = f"threshold:{values.threshold:.17g}"
-            elif name != "ensure_dtype" or not (first or reduce or "float" in values.dtype):
+            elif name == "ensure_dtype" and (first or reduce or "float" in values.dtype):
+                dtype = values.dtype
+            else:
                 raise parcel.refuse(
                     f"{name} of its output is not done; one of sigmoid, softmax by channel and "
                     "scale_linear is, and then binarize by one number: leave the step out of the "
@@ -224,13 +228,15 @@ def _heads(parcel: Parcel, outputs: Sequence[Any]) -> tuple[dict[str, HeadRecipe
         name = "out" if len(outputs) == 1 else f"out{number}"
         if kind == "scores":
             heads[name] = HeadRecipe(kind, activation, scaling)
-        elif scaling or "float" in each.dtype:  # else labels may be meant
+        elif "float" in dtype:
             heads[name] = HeadRecipe(kind, None, scaling or AS_IT_IS, each.dtype)
+        else:  # a network that returns other numbers than whole ones is refused as it runs
+            heads[name] = HeadRecipe("labels", dtype=dtype.replace("bool", "uint8"))
     return heads, reduce
 
 
 def _module(parcel: Parcel, weights: Any) -> nn.Module:
-    """The network, from the weights that run least code."""
+    """The network, from that kind of its weights which runs the least code."""
     state, onnx, script = weights.pytorch_state_dict, weights.onnx, weights.torchscript
     if state is not None and hasattr(state.architecture, "import_from"):
         return _of_library(parcel, state)

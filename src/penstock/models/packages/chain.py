@@ -15,13 +15,13 @@ from ...data import Normalisation
 class Chain:
     """The steps so far.
 
-    Every step is affine or a clip, so a chain of them is ``clip((x - lower) / scale)``. One that
-    counts numbers of values that were scaled before is the same as one that counts those of the
-    values themselves, unless some were clipped or stayed 0.
+    Every step is affine or a clip, so a chain of them is ``clip((x - lower) / scale)``. Some steps
+    take their numbers from the data, such as its mean. They give the same after values were scaled
+    as before, unless some of these were clipped or stayed 0.
     """
 
     def __init__(self, refuse: Callable[[str], UsageError], channels: int) -> None:
-        """``refuse`` makes the error that says what is not done."""
+        """``refuse`` makes the error that names what Penstock cannot do."""
         self._refuse, self._channels = refuse, channels
         self.each = [Normalisation()]
         """One for all channels together, or one for each."""
@@ -50,7 +50,8 @@ class Chain:
         self.each = [how] * size
 
     def affine(self, name: str, lowers: ArrayLike, scales: ArrayLike) -> None:
-        """Subtract numbers and divide by others, each one for all channels or one a channel.
+        """Subtract ``lowers`` and divide by ``scales``, of which each has one number for all
+        channels, or one for each.
 
         Raises `UsageError` for another number of numbers than of channels.
         """
@@ -87,7 +88,7 @@ class Chain:
 
 
 def _falls_away(before: Normalisation, how: Normalisation) -> bool:
-    """Whether a step makes no difference to one that counts numbers after it."""
+    """Whether a step may be left out, because a later one takes its numbers from the data."""
     if before == Normalisation():
         return True
     kept = before.clip is None and not before.nonzero and not how.nonzero

@@ -170,12 +170,13 @@ def after(parcel: Parcel, recipe: Recipe, steps: Iterable[tuple[str, Mapping[str
     reduce: str | None = None
     back = after_back = nearest = False
     for name, step in steps:
+        discrete = name == "AsDiscrete" and not (step.get("to_onehot") or step.get("rounding"))
         if name == "Activations" and not step.get("other") and reduce is None:
             activation = "softmax" if step.get("softmax") else None
             activation, after_back = "sigmoid" if step.get("sigmoid") else activation, back
-        elif name == "AsDiscrete" and step.get("argmax"):
+        elif discrete and step.get("argmax"):
             reduce = "argmax"
-        elif name == "AsDiscrete" and step.get("threshold") is not None:
+        elif discrete and step.get("threshold") is not None:
             reduce = f"threshold:{number_of(parcel, name, step, 'threshold', None):.17g}"
         elif name == "Invert":
             said = step.get("nearest_interp", True)

@@ -252,7 +252,7 @@ def _resampled(parcel: Parcel, configuration: Mapping[str, Any], spacing: Any) -
 
 
 def _normalisation(scheme: str, masked: bool, counted: Mapping[str, float]) -> Normalisation:
-    """The normalisation of one channel. Raises `UsageError` for one that is not done."""
+    """The normalisation of one channel. Raises `UsageError` for one that Penstock does not have."""
     if scheme == "CTNormalization":
         mean, scale = counted["mean"], max(counted["std"], _LEAST)
         low, high = counted["percentile_00_5"], counted["percentile_99_5"]

@@ -83,7 +83,7 @@ class Parcel:
         return f"--model {self.path}: {what}"
 
     def refuse(self, what: str) -> UsageError:
-        """The error that says what of the package is not done."""
+        """The error that names what Penstock cannot do of a package."""
         return UsageError(self.sentence(what))
 
     def named(self, reference: str, by: str) -> Any:

@@ -7,7 +7,6 @@ A missing value breaks the line and counts in no mean.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, format_seconds, group_by, natural, plural
+from ...base import UsageError, format_seconds, group_by, natural, parsed_json, plural
 from ...instruments import MIB, REFERENCE_SERIES, TelemetryRow, read_rows
 from .chart import Axis, Figure, Panel, Series, rolling_mean, with_unit
 
@@ -40,7 +39,7 @@ def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str
     path = Path(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        reference = json.loads(text)
+        reference = parsed_json(text)
     except ValueError:  # many lines, each a record; or a table
         gauges = row_gauges(*read_rows(path)) if text[:1] == "{" else _gpu_csv_gauges(text, path)
     else:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...base import RUN_FILE, SUMMARY_FILE, UsageError, read_json
+from ...base import RUN_FILE, SUMMARY_FILE, UsageError, json_object, read_json
 from ...inference import RunLook, RunStatus
 from ...instruments import StageTotals, TelemetryRow, read_rows
 
@@ -93,7 +92,7 @@ class InferenceRun:
         """The machine of the first process that wrote it, as launches of a ledger name it."""
         for path in sorted(self.folder.glob("metrics*.jsonl")):
             with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as lines:
-                return json.loads(next(lines, "{}")).get("machine_key") or self.maker.get("host")
+                return json_object(next(lines, "")).get("machine_key") or self.maker.get("host")
         return self.maker.get("host")
 
     @cached_property

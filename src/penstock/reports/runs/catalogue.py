@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import TRAIN_KNOBS, UsageError, describe, is_locked
+from ...base import TRAIN_KNOBS, UsageError, describe, is_locked, well_formed
 from ...instruments import PHASES, Record, read_ledger, record_cells
 from ...training import TRAIN_LOCK, read_machine_metrics
 from ..infer.job_files import InferenceRun
@@ -367,8 +367,9 @@ class Catalogue:
     def details(self, run: ShownRun) -> RunDetails:
         """All that is known of a run; an error in words if it has been removed since."""
         try:
-            return run.read()
-        except (UsageError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            with well_formed("it is damaged"):
+                return run.read()
+        except (UsageError, OSError) as error:
             return RunDetails(error=label(f"{run.source} cannot be read: {describe(error)}"))
 
 

@@ -93,7 +93,7 @@ def key_of(place: object) -> str:
     """A short name for a place, the same in every process.
 
     >>> key_of("/runs/a")
-    '15bfcf7e1a'
+    '704e1951db'
     """
     return hashlib.sha256(str(place).encode(errors="surrogatepass")).hexdigest()[:10]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...base import ARGS, RESULTS, STEPS, format_bytes, format_seconds, plural, significant
 from ...instruments import median_interval
+from ...training import begun_epoch
 from ..content import Chapter, Report
 from ..suite.cell import LIMITS
 from ..table import Section, bracket, labels_line, settings_table
@@ -118,17 +119,16 @@ def speed_lines(run: TrainingFolder) -> list[str]:
         return ["Its speed is not known: no epoch has ended."]
     took = median_interval(epochs)
     asked = run.args.get("epochs")
-    of = f" of {asked}" if asked and not run.args.get("max_steps") else ""
+    done = f"{len(epochs)} of {asked} epochs"
+    if not asked or run.args.get("max_steps"):
+        done = plural(len(epochs), "epoch")
+    if begun := begun_epoch(results):
+        done += f", the last with {begun}"
     status = str(results.get("status", "unfinished"))
     device = f"{results.get('world_size', 1)} x {results.get('device', 'a device')}"
     speed = f"{significant(rate)} samples a second on {device}"
     epoch = f"{format_seconds(took.value)} {bracket(took, plural(took.n, 'epoch'))}"
-    return [
-        (
-            f"It is {status} after {len(epochs)}{of} epochs: {speed}; an epoch took {epoch} in the "
-            "median."
-        )
-    ]
+    return [(f"It is {status} after {done}: {speed}; an epoch took {epoch} in the median.")]
 
 
 def score_lines(run: TrainingFolder) -> list[str]:

@@ -22,18 +22,20 @@ MOST_RANKS = 100_000
 MOST_EPOCHS = 1 << 16
 """The maximum number of epochs whose scores are kept: those of a week."""
 
-SCORE = re.compile(r"\b(val_loss|val_acc)(?:[= ]|: )([-+0-9.e]+|nan|inf)")
-COUNT = re.compile(r"\d{1,15}")
+_WITH_COMMA = r"[-+]?\d+,\d+(?![\d.,])"
+"""A number such as 0,1187."""
+SCORE = re.compile(rf"\b(val_loss|val_acc)(?:[= ]|: )({_WITH_COMMA}|[-+0-9.e]+|nan|inf)")
+COUNT = re.compile(r"(?<!\d)\d{1,15}(?!\d)")
 _FIELDS = re.compile(r"(?<![:\s])(?:\s{2,}|\t)(?![:\s])|\s\|\s")
 """The gaps between the fields of a line; names and values that are aligned are no two fields."""
 _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
+_NUMBER = re.compile(rf"{_WITH_COMMA}|[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
 _NO_TIME = re.compile(r"[-+]\.?\d|nan|inf")
 _RATE = re.compile(r"\s*(?:/|per )\s*(?:it|step|epoch|batch|sample)")
 _TIMED = re.compile(r"(?i)\s*(total training time|time per epoch)\s*[(\[]([^()\[\]]*)[)\]]\s*:(.*)")
 """A time with a unit, or a rank, beside its name."""
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
 _SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
@@ -396,4 +398,4 @@ _KINDS: tuple[_KindOfLine, ...] = (
 def _number(text: str) -> float | None:
     """The number that a text begins with."""
     number = _NUMBER.match(without_commas(text))
-    return float(number[0]) if number else None
+    return float(number[0].replace(",", ".")) if number else None

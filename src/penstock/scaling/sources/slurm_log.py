@@ -38,7 +38,7 @@ _NAMED = (
     r"(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
     r"|Workload|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
     r"|Total training time|Time per epoch|Epochs done|(?:Samples|Steps) per epoch"
-    r"|`Trainer\.fit` stopped|Initializing distributed"
+    r"|CUDA available|`Trainer\.fit` stopped|Initializing distributed"
     r"|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
 )
 _LABEL = re.compile(

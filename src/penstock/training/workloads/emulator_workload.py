@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import TrainConfig, UsageError, group_by
+from ...base import TrainConfig, UsageError, group_by, nth_share
 from ...data import Packed, PackedArray, num_shared_samples, open_dataset
 from ...loading import Items, Loader, Order
 from ...models import Emulator, latitudes
@@ -260,9 +260,9 @@ class LoaderFeed:
                 del batch  # the loader uses its memory again for the next batch
             return
         for piece in range(self._pieces):
-            start, stop = (i * len(self._loader) // self._pieces for i in (piece, piece + 1))
+            share = nth_share(piece, self._pieces, len(self._loader))
             held = []
-            for _ in range(max(start, first), stop):
+            for _ in range(max(share.start, first), share.stop):
                 batch = next(batches)
                 copies = {name: torch.from_numpy(array.copy()) for name, array in batch.items()}
                 held.append((batch.indices, copies))
