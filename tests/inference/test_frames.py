@@ -156,3 +156,17 @@ def test_bands_are_channels_of_a_picture(patch: tuple[int, ...], interleave: str
     for more, volumes in (({"in_channels": 1}, 3), ({"c": "1"}, 1)):
         plan = penstock.plan_inference(tmp_path / "a.tif", out, **how | alone | more)
         assert plan.facts.num_volumes == volumes
+
+
+def test_a_unit_that_an_output_does_not_get_and_an_output_that_is_none(tmp_path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    said = {"dtype": "uint8", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 6e6)}
+    for code, is_lost in ((2263, True), (32631, False)):  # in feet, and in metres
+        place = tmp_path / f"{code}.tif"
+        with rasterio.open(place, "w", "GTiff", 14, 12, 1, crs=f"EPSG:{code}", **said) as file:
+            file.write(np.ones((1, 12, 14), "uint8"))
+        plan = penstock.plan_inference(place, tmp_path / "a.zarr", model="identity", devices="cpu")
+        notes = " ".join(plan.facts.notes)
+        assert ("sizes of its pixels go there without their unit" in notes) == is_lost
+    with pytest.raises(UsageError, match=r"a\.h5: cannot write \.h5; .*, a file \(\*\.ome\.tif"):
+        penstock.plan_inference(place, tmp_path / "a.h5", model="identity", devices="cpu")

@@ -390,14 +390,11 @@ def test_what_no_file_holds_is_refused(out: str, more: tuple[str, ...], said: st
 def test_values_that_a_wider_dtype_holds_go_into_a_format_without_theirs(
     dtype: str, wider: str, out: str, capsys
 ) -> None:
-    array = (np.arange(4 * 5 * 6) % 3).reshape(4, 5, 6).astype(dtype)
-    np.save("in.npy", array)
+    np.save("in.npy", array := (np.arange(120) % 3).reshape(4, 5, 6).astype(dtype))
     assert convert("in.npy", out) == 0
-    made = open_source(out)
+    made, said = open_source(out), f"{out} holds {dtype} as {wider}, as its format has no {dtype}"
     assert (made.read(made.domain)[0, 0] == array).all()
-    held = dtype if out == "a.zarr" else wider
-    line = f"{out} holds {dtype} as {wider}, as its format has no {dtype}"
-    assert made.dtype == held and (line in capsys.readouterr().out) == (held == wider)
+    assert {made.dtype == wider, said in capsys.readouterr().out} == {out != "a.zarr"}
 
 
 def test_units_that_a_format_lacks(capsys) -> None:

@@ -312,7 +312,47 @@ def test_a_mask_that_is_a_raster_lies_by_its_georeference(name: str, tmp_path, c
     for place, crs, said in (
         ((20, 0, 9e5, 0, -20, 6e6), "EPSG:32633", "does not overlap the input: along x apart"),
         ((20, 0, 5e5, 0, -20, 6e6), "EPSG:32634", "has another CRS than .*; gdalwarp -t_srs"),
-        ((20, 9, 5e5, 9, -20, 6e6), "EPSG:32633", "is turned against .*; gdalwarp turns it"),
+        ((20, 9, 5e5, 9, -20, 6e6), "EPSG:32633", "is turned against .*; resample it"),
     ):
         with pytest.raises(penstock.UsageError, match=said):
             masked(raster("d.tif", coarse, place, crs))
+
+
+def test_a_mask_that_is_turned_as_nifti_says_lies_by_its_affine(tmp_path) -> None:
+    """Both ways round, from another origin, and in another unit."""
+    nibabel = pytest.importorskip("nibabel")
+    scene = (np.arange(30 * 20 * 8).reshape(30, 20, 8) % 99 + 1).astype("uint8")
+    inside = (RNG.random(scene.shape) < 0.5).astype("uint8")
+    plain = np.diag([0.5, 0.5, 2, 1.0])
+    plain[:3, 3] = -7, -5, 3
+    flipped = plain.copy()
+    flipped[0, [0, 3]] = -0.5, -7 + 29 * 0.5
+
+    def file(name: str, array: Array, affine: Array, unit: str = "mm") -> str:
+        image = nibabel.Nifti1Image(array, affine)
+        image.header.set_xyzt_units(unit)
+        image.to_filename(tmp_path / name)
+        return str(tmp_path / name)
+
+    def masked(volume: str, mask: str) -> Any:
+        out = np.zeros(scene.T.shape, "uint8")
+        how = {"normalize": "none", "devices": "cpu", "patch": 16, "overlap": 0}
+        penstock.run_inference(volume, out, model="identity", mask=mask, **how)
+        return out.T
+
+    volume, turned = file("v.nii", scene, plain), file("f.nii", scene[::-1], flipped)
+    mask, other = file("m.nii", inside, plain), file("o.nii", inside[::-1], flipped)
+    right = scene * inside
+    for each in (
+        mask,
+        other,
+        file("u.nii", inside[::-1], np.diag([1e3] * 3 + [1]) @ flipped, "micron"),
+    ):
+        assert (masked(volume, each) == right).all()
+        assert (masked(turned, each)[::-1] == right).all()
+    flipped[0, 3] -= 2.0
+    moved = masked(turned, file("s.nii", inside[::-1], flipped))[::-1]
+    assert (moved[:-4] == scene[:-4] * inside[4:]).all() and not moved[-4:].any()
+    swapped = file("p.nii", inside.transpose(2, 1, 0), plain[:, [2, 1, 0, 3]])
+    with pytest.raises(penstock.UsageError, match=r"is turned against .*; resample it"):
+        masked(volume, swapped)

@@ -88,6 +88,7 @@ from .stores.open import coarser_levels as coarser_levels
 from .stores.open import coarsest_level as coarsest_level
 from .stores.open import open_sink as open_sink
 from .stores.open import open_source as open_source
+from .stores.placing import placed_over as placed_over
 from .stores.protocols import AXES as AXES
 from .stores.protocols import LONGEST as LONGEST
 from .stores.protocols import Located as Located
@@ -105,7 +106,6 @@ from .stores.pyramid import count_differing as count_differing
 from .stores.pyramid import remove_levels as remove_levels
 from .stores.raster import Georeference as Georeference
 from .stores.raster import georeference_of as georeference_of
-from .stores.raster import placed_over as placed_over
 from .stores.resampled import ChannelValues as ChannelValues
 from .stores.resampled import NormalisedSource as NormalisedSource
 from .stores.resampled import ResampledSource as ResampledSource

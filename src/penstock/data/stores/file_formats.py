@@ -19,7 +19,7 @@ TITLES: dict[Kind, str] = {
     "ome": "an OME-TIFF",
     "nifti": "a NIfTI file",
 }
-_ENDINGS = (".ome.tif", ".ome.tiff", ".tif", ".tiff", ".nii", ".nii.gz")
+ENDINGS = (".ome.tif", ".ome.tiff", ".tif", ".tiff", ".nii", ".nii.gz")
 _EXTRAS: dict[Kind, tuple[str, str]] = {
     "cog": ("rasterio", "scenes"),
     "ome": ("tifffile", "infer"),
@@ -56,7 +56,7 @@ _MUCH = 0.01
 def ending_of(place: str) -> str | None:
     """The ending by which a path or URL names such a file; None where it names none."""
     lower = (place.partition("?")[0] if "://" in place else place).lower()
-    return next((ending for ending in _ENDINGS if lower.endswith(ending)), None)
+    return next((ending for ending in ENDINGS if lower.endswith(ending)), None)
 
 
 def kind_of(ending: str, like: Source | None) -> Kind:
@@ -114,8 +114,15 @@ def check_dtype_of(title: str, dtypes: Sequence[str], dtype: np.dtype[Any], wher
 
 
 def held_dtype(place: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of a new output whose values are of a dtype: the nearest that its format has, if
-    that holds them all.
+    """The dtype of a new output: the nearest to that of its values which its format has, if that
+    holds them all.
+
+    Args:
+        place: The path or URL of the output.
+        dtype: The dtype of its values.
+
+    Returns:
+        The dtype, which is that of the values where none that the format has holds them all.
 
     >>> held_dtype("a.nii", np.dtype("bool")), held_dtype("a.nii", np.dtype("int64"))
     (dtype('uint8'), dtype('int64'))
@@ -176,9 +183,11 @@ def file_notes(source: Source, sinks: Sequence[Any], *, look: bool) -> Iterator[
     if look and georeferenced:
         yield from _undeclared(source)
     if georeferenced and kinds != {"cog"}:
+        without = source.scale is not None and source.units[4] is None
+        unit = ", and sizes of its pixels go there without their unit" * without
         yield (
-            "the output does not get the raster's CRS, transform and no-data value; a GeoTIFF "
-            "(*.tif) does"
+            f"the output does not get the raster's CRS, transform and no-data value{unit}; "
+            "a GeoTIFF (*.tif) does"
         )
     if getattr(source, "affine", None) is not None and kinds != {"nifti"}:
         yield (

@@ -31,7 +31,7 @@ _OF_BIGDATAVIEWER = re.compile(r"/t\d+/s\d+/\d+/cells")
 """Names of its arrays, which keep numbers without a sign as such with one."""
 _NO_COORDINATES = "This is a netCDF dimension but not a netCDF variable"
 _NEVER_WRITTEN = 2.0**122 * 1.875
-"""What NetCDF fills floats with that are never written, unless it is told another value."""
+"""The value of floats that NetCDF never wrote, unless it is told another one."""
 _CHUNK = 2**20
 """About the voxels of a region that is read at once of an array that is stored in one piece."""
 

@@ -29,7 +29,7 @@ from .added import (
     checked,
     format_of,
 )
-from .file_formats import ending_of
+from .file_formats import ENDINGS, ending_of
 from .file_sink import open_file_sink
 from .omezarr import open_omezarr_sink, open_omezarr_source
 from .planes import is_slice, plane_files
@@ -180,6 +180,9 @@ def coarser_levels(path: str, first: Source, **chosen: Any) -> Iterator[tuple[in
         first: Its first level.
         chosen: Further arguments of `open_source`, such as the name of the path in messages.
 
+    Yields:
+        The number of a level, and the level.
+
     Raises:
         UsageError: A level is there and cannot be opened.
     """
@@ -273,7 +276,7 @@ def open_sink(
     if isinstance(parsed, str) and files and ending_of(parsed) is not None:
         sink: Sink = open_file_sink(parsed, **settings, rule=rule, name=name)
     else:
-        sink = _open_new(parsed, name, settings)
+        sink = _open_new(parsed, name, settings, ", ".join(f"*{e}" for e in ENDINGS if files))
     _check_links(sink.local_path, name)
     return sink
 
@@ -295,16 +298,18 @@ def _check_links(place: Path | None, name: str) -> None:
             )
 
 
-def _open_new(place: str | dict[str, Any], name: str, settings: Mapping[str, Any]) -> Sink:
-    """The sink of an array, or of a group with one."""
+def _open_new(
+    place: str | dict[str, Any], name: str, settings: Mapping[str, Any], files: str
+) -> Sink:
+    """The sink of an array, or of a group with one. ``files`` is what else a refusal names."""
     if isinstance(place, dict):
         taken = {key: settings[key] for key in ("domain", "dtype", "overwrite", "resume")}
         return open_tensorstore_sink(place, **taken, name=name)
     suffix, where = suffix_of(place), f"{name} {place}"
     if not OURS.get(suffix, True):
         raise UsageError(
-            f"{where}: cannot write {suffix}; give OME-Zarr (*.zarr), N5 (*.n5) or any "
-            f"TensorStore spec{and_added()}"
+            f"{where}: cannot write {suffix}; give OME-Zarr (*.zarr), N5 (*.n5), "
+            f"{files and f'a file ({files}), '}or any TensorStore spec{and_added()}"
         )
     if (added := added_store(place)) is not None:
         with blaming(added, where):

@@ -45,10 +45,6 @@ GDAL_OPTIONS: dict[str, Any] = {
 _CUT_OFF = re.compile(r"CURL error|HTTP response code: (408|429|5\d\d)|[Rr]ead error|Cannot read")
 """Sentences of GDAL on a server that is away; of a tile it says only that no bytes came."""
 
-_NOWHERE = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-"""The transform of a raster that has no place in the world."""
-_ASIDE = 0.5
-"""The most voxels by which rows or columns of rasters that lie over each other may drift apart."""
 _LOST = '["unretrievable'
 """GDAL's mark of the ellipsoid of a code that it does not know; it takes WGS 84 in its place."""
 MASK_STAYS = "the input has a mask, which is not read: what it masks counts as values"
@@ -261,49 +257,6 @@ def georeference_of(
     moved = (a, b, c + a * at[4] + b * at[3], d, e, f + d * at[4] + e * at[3])
     value = _nodata(nodata, dtype, stored=getattr(source, "packing", None) is None)
     return Georeference(text, moved, value)
-
-
-def placed_over(
-    raster: Source, other: Source, where: str
-) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """How a raster lies over another one.
-
-    Args:
-        raster: An array.
-        other: Another one.
-        where: What messages begin with.
-
-    Returns:
-        The size of a voxel of the raster and the position of the first one, t c z y x, in the frame
-        of the other one; None if they are not both rasters with a place in the world.
-
-    Raises:
-        UsageError: They have different CRS, or one is turned against the other.
-    """
-    if not all(getattr(each, "georeferenced", False) for each in (raster, other)):
-        return None
-    crs = require("rasterio.crs", "scenes")
-    one, base = (georeference_of(each, (0,) * 5, each.dtype, where) for each in (raster, other))
-    if _NOWHERE in (one.transform, base.transform):
-        return None
-    if one.crs and base.crs and crs.CRS.from_wkt(one.crs) != crs.CRS.from_wkt(base.crs):
-        raise UsageError(
-            f"{where}: has another CRS than {other.name}; gdalwarp -t_srs gives it that one"
-        )
-    matrices = ([*np.reshape(each.transform, (2, 3)), (0, 0, 1)] for each in (base, one))
-    (a, b, c), (d, e, f), _ = np.linalg.solve(*map(np.array, matrices)).tolist()
-    rows, columns = raster.domain.shape[3:]
-    if max(abs(b) * rows, abs(d) * columns) > _ASIDE:
-        raise UsageError(f"{where}: is turned against {other.name}; gdalwarp turns it")
-    factors = (1.0, 1.0, 1.0, e, a)
-    # Of centres, which rounding must not move over the border of a voxel.
-    firsts = (0.0, 0.0, 0.0, round(f + (e - 1) / 2, 6), round(c + (a - 1) / 2, 6))
-    sizes = other.scale or (1.0,) * 5
-    each = zip(other.translation, firsts, sizes, strict=True)
-    return (
-        tuple(size * factor for size, factor in zip(sizes, factors, strict=True)),
-        tuple(place + first * size for place, first, size in each),
-    )
 
 
 def _place_of(rasterio: Any, file: Any) -> tuple[Any, ...]:

@@ -45,10 +45,10 @@ from ..run_folder.reader import as_begun
 from ..tiling.geometry import block_halo
 from . import identity
 from .as_its_makers import normalised_as, obeyed_heads, sliding_of, with_defaults
-from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads, rounded
+from .heads import HeadFacts, facts_of_heads, is_long, is_wide, plan_heads
 from .net import fit_net, spoilt_masks, with_kinds
 from .network_voxels import frame_of_outputs, network_grid
-from .outputs import check_own_files, level_bytes, open_outputs, sizes_of_heads, widened
+from .outputs import check_own_files, dtype_notes, level_bytes, open_outputs, sizes_of_heads
 from .sample import box_of, cropped, open_sample
 from .seam_error import SeamTrial
 from .seams import aligned, fitted, patch_shape, tiled
@@ -379,8 +379,7 @@ def _notes(job: Job, source: Source) -> Iterator[str]:
     yield from filter(None, map(why_no_lock, job.sinks))
     yield from getattr(job.input, "notes", ())  # stores of others need not have any
     yield from file_notes(source, job.sinks, look=not (job.trial or config.joins))
-    yield from filter(None, map(rounded, job.head_facts, job.sinks))
-    yield from widened(config, source.dtype, job.head_facts, job.sinks)
+    yield from dtype_notes(config, source.dtype, job.head_facts, job.sinks)
     dtype = str(net.model.dtype).removeprefix("torch.")
     lossless = dtype == source.dtype or (dtype == "float64" and not is_long(source.dtype))
     if is_wide(source.dtype) and not lossless:

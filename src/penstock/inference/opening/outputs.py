@@ -32,7 +32,7 @@ from ..run_folder.folder import check_outside
 from ..run_folder.names import RUN_FILES
 from ..run_folder.reader import Placed
 from ..tiling.geometry import PatchShape, per_axis
-from .heads import HeadFacts, HeadPlan, default_dtype, packing_of_scores
+from .heads import HeadFacts, HeadPlan, default_dtype, packing_of_scores, rounded
 from .selection import as_selected
 
 _MOST_LEVEL_BYTES = 2**27
@@ -194,11 +194,12 @@ def of_head(source: Source, grid: ScaledGrid) -> Source:
     return on_grid(source, grid.box(source.domain[2:]), steps)
 
 
-def widened(
+def dtype_notes(
     config: InferConfig, source: np.dtype[Any], heads: Sequence[HeadFacts], sinks: Sequence[Sink]
 ) -> Iterator[str]:
-    """A sentence on each output whose dtype is a wider one, as its format has not that of its
-    values. ``source`` is the dtype of the input."""
+    """Sentences on outputs of another dtype than their values: scores of which only whole numbers
+    stay, and those of a format that has only a wider one. ``source`` is the dtype of the input."""
+    yield from filter(None, map(rounded, heads, sinks))
     made = _dtypes(config, source, heads)
     for head, dtype, sink in zip(heads, made, sinks, strict=True):
         wanted = default_dtype(head, source)
