@@ -7,6 +7,7 @@ A missing value breaks the line and counts in no mean.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, format_seconds, group_by, natural, parsed_json, plural
+from ...base import UsageError, format_seconds, group_by, natural, plural
 from ...instruments import MIB, REFERENCE_SERIES, TelemetryRow, read_rows
 from .chart import Axis, Figure, Panel, Series, rolling_mean, with_unit
 
@@ -39,7 +40,7 @@ def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str
     path = Path(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        reference = parsed_json(text)
+        reference = json.loads(text)
     except ValueError:  # many lines, each a record; or a table
         gauges = row_gauges(*read_rows(path)) if text[:1] == "{" else _gpu_csv_gauges(text, path)
     else:
