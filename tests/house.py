@@ -14,11 +14,7 @@ HEAVY = ("torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib", "tifffi
 FACE = ("__init__.py", "__main__.py")
 HEAVY_ROOMS = frozenset(
     """
-    data/stores/kvstore.py
-    data/stores/ometiff.py data/stores/omezarr.py
-    data/stores/file_making.py data/stores/file_sink.py
-    data/stores/pyramid.py
-    data/stores/tensorstore.py data/stores/tensorstore_open.py
+    data/stores/ometiff.py
     models/detector.py models/devices.py models/emulator.py
     models/footprint.py models/load.py models/prithvi.py
     models/checkpointing.py
@@ -27,7 +23,6 @@ HEAVY_ROOMS = frozenset(
     models/packages/package.py
     models/changed_heads.py models/torchvision_ops.py
     models/unet3d.py models/weights.py
-    loading/engines/tensorstore_engine.py
     loading/torch_dataset.py
     inference/opening/as_its_makers.py
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py

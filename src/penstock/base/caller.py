@@ -21,6 +21,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from .errors import Deferred
+
+torch = Deferred("torch", "infer")
+
 
 class torch_threads(contextlib.ContextDecorator):
     """Context in which torch uses ``count`` threads in the calling thread; None changes nothing.
@@ -62,8 +66,6 @@ _OF_THREAD = threading.local()
 def _library() -> _Threading:
     library: _Threading | None = getattr(_OF_THREAD, "library", None)
     if library is None:
-        import torch
-
         torch.get_num_threads()  # the thread takes the number of the process, once
         library = _OF_THREAD.library = _linked()
     return library
@@ -71,8 +73,6 @@ def _library() -> _Threading:
 
 @lru_cache(maxsize=1)
 def _linked() -> _Threading:
-    import torch
-
     name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
     path = Path(torch.__file__).parent / "lib" / name.get(sys.platform, "libtorch_cpu.so")
     try:
@@ -87,8 +87,6 @@ def _linked() -> _Threading:
 @contextlib.contextmanager
 def cuda_flags_kept() -> Iterator[None]:
     """On exit, restore the flags of CUDA's arithmetic."""
-    import torch
-
     before: list[tuple[Any, str, Any]] = []
     for place, name in _CUDA_FLAGS:
         # Not every torch has the newer flags. Where only the newer ones were set, the older ones
@@ -188,7 +186,6 @@ def script_hidden() -> Iterator[None]:
 def caller_kept() -> Iterator[None]:
     """On exit, restore the random states, the environment's variables and the flags of CUDA."""
     import numpy as np
-    import torch
 
     python, numpys = random.getstate(), np.random.get_state()
     # Asking for a GPU's state would start CUDA.

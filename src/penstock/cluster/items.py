@@ -14,12 +14,15 @@ from typing import Any
 
 from ..base import (
     DISTRIBUTION,
+    Deferred,
     Incomplete,
     PenstockError,
     UsageError,
     describe,
     installed_version,
 )
+
+distributed = Deferred("distributed", "cluster")
 
 PYTHON, PENSTOCK = "Python", "Penstock"
 NEEDS = "; workers need this version of Penstock, on this version of Python"
@@ -62,13 +65,11 @@ def guarded(function: Callable[[Any], Any], item: Any) -> Any:
     Returns:
         What ``function`` returns, or a `FailedItem`.
     """
-    from distributed import get_worker
-
     try:
         return function(item)
     except (UnfitWorker, WorkerLeaves) as error:
         unfit = describe(error) if isinstance(error, UnfitWorker) else ""
-        return FailedItem(unfit, left_by=get_worker().address)
+        return FailedItem(unfit, left_by=distributed.get_worker().address)
     except Exception as error:
         ours = isinstance(error, PenstockError)
         sentence = f"{'' if ours else f'{type(error).__name__}: '}{describe(error)}"
@@ -99,8 +100,6 @@ async def admit(token: str, versions: Mapping[str, str], dask_worker: Any) -> No
     Raises:
         UnfitWorker: A version differs.
     """
-    from distributed import Status
-
     from .leaving import attend  # it loads asyncio
 
     mine = versions_of(versions.keys() - {PYTHON, PENSTOCK})
@@ -112,11 +111,11 @@ async def admit(token: str, versions: Mapping[str, str], dask_worker: Any) -> No
             raise UnfitWorker(f"it has {name} {theirs}, here it is {version}{cure}")
     await attend(dask_worker)
     await dask_worker.set_resources(**{token: 1})
-    if dask_worker.status == Status.running:
+    if dask_worker.status == distributed.Status.running:
         # Dask gives items that wait for a worker to one that joins or wakes, not to one that has
         # only got a resource.
-        dask_worker.status = Status.paused
-        dask_worker.status = Status.running
+        dask_worker.status = distributed.Status.paused
+        dask_worker.status = distributed.Status.running
 
 
 async def dismiss(token: str, dask_worker: Any) -> None:
@@ -136,11 +135,9 @@ def close_after_item(reason: str) -> None:
     Args:
         reason: Why, for the worker's log.
     """
-    from distributed import Status, get_worker
-
-    worker = get_worker()
+    worker = distributed.get_worker()
     # An item runs in a thread of the worker, whose state only its loop may change.
-    worker.loop.add_callback(setattr, worker, "status", Status.paused)
+    worker.loop.add_callback(setattr, worker, "status", distributed.Status.paused)
     close = partial(worker.close, nanny=False, reason=reason)
     worker.loop.add_callback(worker.loop.call_later, _CLOSE_AFTER_S, close)
 
@@ -150,8 +147,6 @@ def still_wanted() -> Callable[[], bool]:
 
     The client may have ended or given the task up, and Dask does not interrupt a running task.
     """
-    from distributed import get_worker
-
-    worker = get_worker()
+    worker = distributed.get_worker()
     key = worker.get_current_task()
     return lambda: getattr(worker.state.tasks.get(key), "state", "") == "executing"

@@ -24,6 +24,7 @@ from ..data import (
     stored_bytes,
 )
 from .engines.engine import Location, Selection
+from .engines.tensorstore_engine import open_plainly
 from .fields import Field, PatchGrid
 
 
@@ -139,8 +140,6 @@ def with_checks(packed: Packed, samples: Iterable[int]) -> Packed:
     """
     if packed.checks:
         return packed
-    from .engines.tensorstore_engine import open_plainly
-
     checks = {}
     for name, array in packed.arrays.items():
         stored = open_plainly(str(array.path))

@@ -28,11 +28,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...base import RESULTS, TrainConfig, UsageError, build, death_signal, for_children, read_json
+from ...base import (
+    RESULTS,
+    Deferred,
+    TrainConfig,
+    UsageError,
+    build,
+    death_signal,
+    for_children,
+    read_json,
+)
 from ...cluster import NOT_A_RANK
 from ...instruments import Nvml, Sampler, read_rows
 from ...training import Workload, make_workload
 from . import Phase, Work
+
+torch = Deferred("torch", "train")
 
 TELEMETRY = "telemetry.jsonl"
 EVERY_S = 0.5
@@ -85,8 +96,6 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises `UsageError` for data that cannot be trained on.
     """
-    import torch
-
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return dict(case), {**data_facts(case, config_of(case)), "gpus": gpus}
 
@@ -177,8 +186,6 @@ class _Used(Nvml):
     """
 
     def __init__(self, count: int) -> None:
-        import torch
-
         super().__init__()
         uuids = (torch.cuda.get_device_properties(i).uuid for i in range(count))
         self._uuids = {f"GPU-{uuid}" for uuid in uuids}

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from ...base import StageError, UsageError, as_usage_error, require
 from ..engines.engine import locate
+from ..engines.tensorstore_engine import REQUESTS, open_plainly
 from ..order import Order
 from ..permutation import Items
 
@@ -180,8 +181,6 @@ class TensorStoreRead(Peer):
     def __init__(self, data: Any, order: Order, *, threads: int) -> None:
         super().__init__(data, order)
         self._ts = ts = require("tensorstore", "loaders")
-        from ..engines.tensorstore_engine import REQUESTS, open_plainly
-
         # As many requests as threads, for every contender: requests hide latency.
         context = ts.Context(
             {kind: {"limit": threads} for kind in ("data_copy_concurrency", *REQUESTS)}

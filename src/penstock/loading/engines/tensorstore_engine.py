@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import StageError, UsageError, require
+from ...base import Deferred, StageError, UsageError
 from ...data import explained_errors, kvstore_of, plainly, read_key
 from ...instruments import is_safe_to_map
 from ..fields import Field
 from ..permutation import Items
 from .engine import Arrays, Check, Engine, EngineKnobs, Location, Selection
 
-ts = require("tensorstore", "infer")
+ts = Deferred("tensorstore", "infer")
 
 _IN_FLIGHT = 4
 """The most reads at once. Each is one array of one batch; there are two of each array."""
