@@ -19,11 +19,11 @@ _BRIGHT = 30.0
 _CELL = 8
 """Side of a flat cell."""
 _MOST_DRAWS, _CHEAP = 6, 1e4
-"""How often each content is drawn for a network that does at most one operation a voxel, and the
+"""Times that each content is drawn for a network that does at most one operation a voxel, and the
 operations at which once is enough. Filters see far at few voxels, and do few operations."""
 
 
-class Windows:
+class ProbeWindows:
     """Makes windows of random values, the same in each search."""
 
     def __init__(self, channels: int) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..base import UsageError, format_count
 from .footprint import Operations
 from .load import Model
-from .probe_windows import CONTENTS, Windows, box_of, draws_for
+from .probe_windows import CONTENTS, ProbeWindows, box_of, draws_for
 from .registry import Reach
 
 MOST_PERIOD = 64
@@ -146,7 +146,7 @@ class _Probed:
 
     def __init__(self, model: Model, axes: int) -> None:
         self.model, self.axes = model, axes
-        self.windows = Windows(model.in_channels)
+        self.windows = ProbeWindows(model.in_channels)
         self.looking, self.work, self.work_per_voxel = "its shapes", 0.0, 0.0
         self.net = _copied(model.module).double()
         try:
