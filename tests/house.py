@@ -27,7 +27,7 @@ HEAVY_ROOMS = frozenset(
     inference/opening/as_its_makers.py
     inference/opening/identity.py inference/opening/job.py inference/opening/net.py
     inference/opening/seam_error.py inference/opening/seams.py
-    models/probes.py
+    models/probes.py models/probe_windows.py
     inference/lanes/bricks.py
     inference/lanes/lane.py
     inference/lanes/transfers.py inference/lanes/values.py

@@ -1,5 +1,6 @@
 """A network sees voxels of the size that it was trained at, and its outputs go back."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,10 @@ def test_the_model_says_the_size_unless_the_user_does(volume: str, tmp_path, mon
         penstock.plan_inference(bare, out, model="identity")
     plan = penstock.plan_inference(bare, out, model="identity", in_voxel_size="1 .5 .5 um")
     assert "12 x 18 x 38" in "; ".join(plan.facts.notes)
+    zero = replace(model, recipe=replace(recipe, spacing=(math.nan, 0.0, 1.0)))
+    monkeypatch.setattr("penstock.inference.opening.job.load_model", lambda *_, **__: zero)
+    with pytest.raises(UsageError, match=r"\(plans.json\) is 0 along y; give a .* above 0"):
+        notes()
 
 
 def test_an_axis_that_the_way_back_would_not_take_alone_is_told() -> None:

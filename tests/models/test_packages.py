@@ -198,6 +198,11 @@ def test_what_an_nnunet_wants_and_is_not_done_is_refused(tmp_path, capsys) -> No
             "patch_size": [16] * 3, "architecture": unet(0)[0]}}})  # fmt: skip
     said = unet(0)[0] | {"network_class_name": "os.system"}
     assert "os.system" in refused(configuration={"architecture": said})
+    said = unet(0)[0]
+    said["arch_kwargs"]["strides"] = [[1, 1, 1]]
+    assert "checkpoints: strides must have as many entries" in refused(
+        configuration={"architecture": said}
+    )
     both = {"normalization_schemes": ["NoNormalization"] * 2, "use_mask_for_norm": [False] * 2}
     nnunet(folder, [unet(0, 2)], channels={"0": "CT", "1": "PET"}, configuration=both)
     with pytest.raises(UsageError, match=r"takes 2 \(CT, PET\) at once; .* give"):

@@ -18,9 +18,12 @@ _BRIGHT = 30.0
 """Largest value around an empty patch."""
 _CELL = 8
 """Side of a flat cell."""
+_MOST_DRAWS, _CHEAP = 6, 1e4
+"""Times that each content is drawn for a network that does at most one operation a voxel, and the
+operations at which once is enough. Filters see far at few voxels, and do few operations."""
 
 
-class Windows:
+class ProbeWindows:
     """Makes windows of random values, the same in each search."""
 
     def __init__(self, channels: int) -> None:
@@ -63,3 +66,8 @@ class Windows:
 def box_of(corner: Sequence[int], sides: Sequence[int]) -> Any:
     """What takes a box out of a tensor whose last axes are spatial."""
     return (..., *(slice(start, start + n) for start, n in zip(corner, sides, strict=True)))
+
+
+def draws_for(operations: float) -> int:
+    """How often each content is drawn for a network of so many operations a voxel."""
+    return max(1, min(_MOST_DRAWS, int(_CHEAP / (1 + operations))))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..base import UsageError, format_count
 from .footprint import Operations
 from .load import Model
-from .probe_windows import CONTENTS, Windows, box_of
+from .probe_windows import CONTENTS, ProbeWindows, box_of, draws_for
 from .registry import Reach
 
 MOST_PERIOD = 64
@@ -62,9 +62,6 @@ _SMALL, _LARGE = 1.0, (1e6, -1e6)
 """Sizes of finite changes. Inputs are normalised, so the first is theirs."""
 _ALIKE = 16
 """Voxels that are compared to see that a shift only shifts."""
-_MOST_DRAWS, _CHEAP = 6, 1e4
-"""How often each content of a patch is drawn if the network does at most one operation a voxel, and
-the operations at which once is enough. Filters see far at few voxels, and do few operations."""
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest difference of equal outputs, as a share of their range: kernels round by shape."""
 _MOST_CHECK_VOXELS = 2**18
@@ -139,6 +136,8 @@ def _searched(net: _Probed) -> Reach:
     places, axes_that_differ = net.check(reach)
     if axes_that_differ:
         return Reach(blame=f"a patch differs from a larger input along {axes_that_differ}")
+    if net.mixes_its_batch():
+        return Reach(blame="its output of a patch depends on others in its batch")
     return replace(reach, places=places)
 
 
@@ -147,7 +146,7 @@ class _Probed:
 
     def __init__(self, model: Model, axes: int) -> None:
         self.model, self.axes = model, axes
-        self.windows = Windows(model.in_channels)
+        self.windows = ProbeWindows(model.in_channels)
         self.looking, self.work, self.work_per_voxel = "its shapes", 0.0, 0.0
         self.net = _copied(model.module).double()
         try:
@@ -191,9 +190,6 @@ class _Probed:
                 self.work_per_voxel = counted.total / math.prod(x.shape[2:])
                 if not _same(once, self.run(x)).all():
                     raise UsageError("it makes another output of the same input each time")
-                with contextlib.suppress(NotProbed):  # it takes one at a time
-                    if not self.equal(once, self.run(torch.cat([x, 6 * x - 3]))):
-                        raise UsageError("its output of a patch depends on others in its batch")
                 return side
             except AnotherShape as error:
                 if side >= _TELLING_SIDE:
@@ -289,17 +285,24 @@ class _Probed:
                     return k
         return None
 
-    def equal(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two outputs are equal up to rounding."""
+    def mixes_its_batch(self) -> bool:
+        """Whether a window comes out otherwise beside another. Kernels round by batch, too."""
+        x = self.windows.noise([self.side] * self.axes)
+        with contextlib.suppress(NotProbed):  # it takes one at a time
+            return not self.equal(self.run(x), self.run(torch.cat([x, 6 * x - 3])), torch.float32)
+        return False
+
+    def equal(self, a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> bool:
+        """Whether two outputs are equal up to rounding, that of a dtype or of the windows'."""
         span = float(torch.nan_to_num(a).abs().max()) or 1.0
-        return bool(_same(a, b, _TOLERANCE[self.windows.dtype] * span).all())
+        return bool(_same(a, b, _TOLERANCE[dtype or self.windows.dtype] * span).all())
 
     def check(self, reach: Reach) -> tuple[int, str]:
         """Compare the cores of patches with a larger window, along each axis and along all.
 
         Returns the number of places, and the axis along which one differs.
         """
-        places, draws = 0, max(1, min(_MOST_DRAWS, int(_CHEAP / (1 + self.work_per_voxel))))
+        places, draws = 0, draws_for(self.work_per_voxel)
         for cut in (*((axis,) for axis in range(self.axes)), tuple(range(self.axes))):
             sides = [self.side] * self.axes
             for axis in cut:

@@ -89,6 +89,8 @@ def _sides_over(
     """Voxels of the wanted size along each axis: from the first centre to the last if they are
     ``centred``, else from edge to edge."""
     for name, length, size, other in zip("zyx", shape, have, wanted, strict=True):
+        if other <= 0:
+            raise UsageError(f"{of} is {other:g} along {name}; give a --voxel-size above 0")
         side = (length - centred) * (size / other) + centred if length > 1 else 1
         if not side < LONGEST:
             raise UsageError(f"{of} makes {side:.3g} voxels of the {length} along {name}")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...base import UsageError, read_json, require, well_formed
+from ...base import UsageError, as_usage_error, read_json, require
 from ...data import Normalisation
 from ..recipe import HeadRecipe, Recipe, Sliding
 from ..weights import put_weights, read_tensors
@@ -60,7 +60,8 @@ def read(parcel: Parcel) -> Package:
     plans = read_json(parcel.file("plans.json"))
     dataset = read_json(parcel.file("dataset.json"))
     checkpoints = [_checkpoint(parcel, fold) for fold in _folds(parcel)]
-    with well_formed(parcel.sentence("its plans do not fit its checkpoints"), RuntimeError):
+    # The classes that the plans name may raise anything.
+    with as_usage_error(parcel.sentence("its plans do not fit its checkpoints")):
         name = checkpoints[0]["init_args"]["configuration"]
         configuration = _configuration(plans["configurations"], name)
         if configuration.get("previous_stage"):
