@@ -2,7 +2,6 @@
 
 import json
 import math
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from penstock.data.packed import write as dataset
 from penstock.data.packed.format import ArrayLayout, Packed
 
 from ..seed_spec import seed_out_spec
+from ..traced import traced
 
 SHAPE = (2, 3, 10, 13, 17)
 
@@ -279,12 +279,9 @@ def read(packed: Packed, name: str) -> np.ndarray:
 
 def peak_of(work: Callable[[], object]) -> int:
     """Bytes that Python and numpy took at most beyond what they had."""
-    tracemalloc.start()
-    try:
+    with traced() as most:
         work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+        return most()
 
 
 LOW, HIGH = 0, 2

@@ -1,7 +1,5 @@
 """Percentiles against numpy, for every dtype; scalings that never divide by nothing."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 from penstock.data.normalize import Histogram, Normalisation, Scaling
 
 from ..parameters import mainly
+from ..traced import traced
 
 DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64".split()
 
@@ -44,10 +43,9 @@ def test_a_part_of_an_array_is_never_copied_whole(dtype: str) -> None:
     whole = np.random.default_rng(0).integers(0, 999, (1, 100, 200, 200)).astype(dtype)
     part = whole[:, 1:-1, 3:-3, 5:-5]
     assert not part.flags.c_contiguous
-    tracemalloc.start()
-    scaling = Normalisation("percentiles", 10, 90).of_array(part)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced() as most:
+        scaling = Normalisation("percentiles", 10, 90).of_array(part)
+        peak = most()
     low, high = np.percentile(part, (10, 90))
     assert scaling == Scaling(float(low), float(high - low))
     assert peak < part.nbytes

@@ -1,6 +1,5 @@
 """Files that are the planes of a volume, by their names."""
 
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from penstock.base.errors import UsageError
 from penstock.data import Box, open_sink, open_source, overlap
 
 from ..later import imported_later
+from ..traced import traced
 from .test_formats import ZYX, read, refused
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -41,14 +41,11 @@ def test_numbers_that_lie_far_apart_take_no_memory() -> None:
     """Such as times in milliseconds: all numbers between them do not fit into any memory."""
     for number in (0, 10**6, 2 * 10**6):
         tifffile.imwrite(f"{number}.tif", ZYX[0])
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         assert read("*.tif")[0].domain.shape == (1, 1, 3, 37, 41)
         tifffile.imwrite("1.tif", ZYX[0])
         refused("*.tif", "1,999,997 planes missing between 0.tif and 2000000.tif: 2, 3, 4, 5, 6, 7")
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
+        assert peak() < 2**24
 
 
 TIMES = {

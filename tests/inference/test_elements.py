@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-import tracemalloc
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from penstock.instruments import StageTotals
 
 from ..parameters import paired
 from ..preloaded import started
+from ..traced import traced
 from .kit import KILLED, SEED, SMALL, Array, arange, config, facts, opened, values
 
 WORDS = ("--in-spec in.npy --model-type identity --patch 8 --overlap 2 --block 8 --chunks 8 "
@@ -372,12 +372,11 @@ def test_who_shares_a_large_job_holds_less_than_a_byte_for_each_block(tmp_path) 
     with (tmp_path / "done-a.log").open("a") as log:
         log.write(lost_line(lost))
     assert len(Journal.open(tmp_path, {}, resume=True).done) == plan.num_blocks - 1
-    tracemalloc.start()
-    journal = Journal.open(tmp_path, {}, resume=True)
-    lacking = missing_parts(plan, journal.done)
-    voxels = voxels_of(plan, journal.done)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced() as most:
+        journal = Journal.open(tmp_path, {}, resume=True)
+        lacking = missing_parts(plan, journal.done)
+        voxels = voxels_of(plan, journal.done)
+        peak = most()
     assert lacking == {0: 1} and lost not in journal.done
     assert voxels == plan.voxels - plan.geometry.blocks.cell(lost[1:]).size
     assert len(journal.done) == plan.num_blocks - 1 > 7_500

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from penstock.inference.tiling.traffic import largest_brick
 
 from ..parameters import mainly
 from ..preloaded import started
+from ..traced import traced
 from .kit import SEED, config, facts
 
 
@@ -43,10 +43,9 @@ def test_the_seeds_volume_computes_each_patch_once() -> None:
     "knobs", [{}, {"workers": 1000}, {"seam_mode": "blend", "normalize": "percentile"}]
 )
 def test_a_petabyte_plans_in_constant_memory(knobs: dict[str, Any]) -> None:
-    tracemalloc.start()
-    plan = make_plan(config(**knobs), facts((80_000, 80_000, 80_000)), SEED)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced() as most:
+        plan = make_plan(config(**knobs), facts((80_000, 80_000, 80_000)), SEED)
+        peak = most()
     assert plan.input_bytes == 1.024e15
     assert plan.parts[len(plan.parts) - 1].box.stop == (80_000, 80_000, 80_000)
     assert plan.border_amplification < 1.2
@@ -117,10 +116,9 @@ def test_a_brick_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
     reader = BrickReader(Run(job, Journal(None, {}), OutputLock()), {})
     loaded = reader.fetch(brick)
     array = loaded.array
-    tracemalloc.start()
-    reader.prepare(loaded)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced() as most:
+        reader.prepare(loaded)
+        peak = most()
     mask = brick.support.size
     held = job.plan.brick_bytes(brick) - 4 * (brick.read.size + brick.support.size)
     assert held == mask
@@ -140,10 +138,9 @@ def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path) -> None:
     source.read(Box.of((0, 0, 0, 0, 0), (1, 1, 1, 9, 9)))
     whole = np.zeros((1, 1, 10, 210, 320), "uint16")
     part = whole[:, :, 1:9, 5:205, 7:307]
-    tracemalloc.start()
-    source.read(source.domain, part)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced() as most:
+        source.read(source.domain, part)
+        peak = most()
     assert (part[0, 0] == data).all()
     assert whole.astype("int64").sum() == data.astype("int64").sum()
     assert peak < data.nbytes / 2

@@ -1,7 +1,6 @@
 """Chunks that lie side by side in a batch are copied together, and nobody can tell."""
 
 import json
-import tracemalloc
 from itertools import product
 from typing import Any
 
@@ -12,6 +11,7 @@ from penstock.base.errors import Refused, StageError, UsageError
 from penstock.loading import Loader, PatchGrid
 from penstock.loading.engines import native
 
+from ..traced import traced
 from .kit import distinct, expected, write
 
 SHAPE, CHUNKS = (8, 6, 5, 30), (2, 3, 5, 4)
@@ -60,13 +60,9 @@ def test_its_memory_is_that_which_is_said(tmp_path, monkeypatch) -> None:
             engine = loader.engine
             assert engine.scratch_bytes == (1 + together) * chunk + native._SLACK
             batch = {"data": np.empty_like(values)}
-            tracemalloc.start()
-            try:
+            with traced() as peak:
                 engine.read_into(np.arange(2), batch)
-                peak = tracemalloc.get_traced_memory()[1]
-            finally:
-                tracemalloc.stop()
-            assert together * chunk < peak < engine.scratch_bytes + 200_000
+                assert together * chunk < peak() < engine.scratch_bytes + 200_000
             assert np.array_equal(batch["data"], values)
 
 

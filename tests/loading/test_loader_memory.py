@@ -1,7 +1,6 @@
 """Buffers that come back, and memory that is what was said."""
 
 import time
-import tracemalloc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from penstock.loading.engines import native
 from penstock.loading.loader import Loader
 
 from ..parameters import mainly
+from ..traced import traced
 from .kit import ENGINES, arrays, write
 
 numcodecs = pytest.importorskip("numcodecs")
@@ -125,13 +125,9 @@ def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path) -> None:
         samples = np.zeros(1, np.int64)
         engine.read_into(samples, batch)
         engine.clear()
-        tracemalloc.start()
-        try:
+        with traced() as peak:
             engine.read_into(samples, batch)
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-        assert peak < engine.scratch_bytes + 200_000
+            assert peak() < engine.scratch_bytes + 200_000
         assert np.array_equal(batch["data"], values)
 
 

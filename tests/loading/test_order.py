@@ -3,7 +3,6 @@
 import doctest
 import json
 import math
-import tracemalloc
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -19,6 +18,7 @@ from penstock.loading.order import Order, Position, Shuffle
 from penstock.loading.permutation import Items, Words, invert, make_key, permute
 
 from ..parameters import mainly
+from ..traced import traced
 
 SHUFFLES: tuple[Shuffle, ...] = ("none", "sample", "block", "global")
 
@@ -241,15 +241,11 @@ def test_seeds_and_epochs_give_different_orders(shuffle: Shuffle) -> None:
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_a_plan_of_100_million_samples_takes_constant_memory(shuffle: Shuffle) -> None:
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         order = Order(100_000_000, 16, seed=1, shuffle=shuffle, window=8, chunk=24)
         for batch in (0, order.num_batches // 2, order.num_batches - 1):
             assert len(order.items(0, batch)) == 16
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 1_000_000
+        assert peak() < 1_000_000
 
 
 @pytest.mark.parametrize(
