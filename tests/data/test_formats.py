@@ -218,6 +218,18 @@ def test_nwb_has_x_before_y() -> None:
     assert source.axes == "tyx" and (made[:, 0, 0] == ZYX.transpose(0, 2, 1)).all()
 
 
+@pytest.mark.parametrize(("mode", "turned"), [("PIXEL", "yxc"), ("LINE", "ycx"), ("PLANE", "cyx")])
+def test_an_image_of_hdf5_has_its_colours_where_it_says(mode: str, turned: str) -> None:
+    rgb = np.arange(3 * 5 * 7, dtype="uint8").reshape(3, 5, 7)
+    with h5py.File("a.h5", "w") as file:
+        stored = rgb.transpose(["cyx".index(axis) for axis in turned])
+        attributes = file.create_dataset("image", data=stored).attrs
+        attributes["CLASS"] = np.bytes_("IMAGE")
+        attributes["INTERLACE_MODE"] = np.bytes_(f"INTERLACE_{mode}")
+    source, made = read("a.h5")
+    assert source.axes == "cyx" and (made[0, :, 0] == rgb).all()
+
+
 def letters(text: object) -> Array:
     """A text as Imaris keeps it."""
     return np.array(list(str(text)), "S1")

@@ -27,6 +27,8 @@ from .protocols import SeveralArrays, check_level, in_words, listed
 from .sliced import Asked, OpenedArray, Readable
 
 _NWB_AXES = {3: "txy", 4: "txyz"}
+_COLOUR_AXES = {"INTERLACE_PIXEL": "yxc", "INTERLACE_LINE": "ycx", "INTERLACE_PLANE": "cyx"}
+"""Axes of the colour images of HDF5's own convention, by its attribute `INTERLACE_MODE`."""
 _OF_BIGDATAVIEWER = re.compile(r"/t\d+/s\d+/\d+/cells")
 """Names of its arrays, which keep numbers without a sign as such with one."""
 _NO_COORDINATES = "This is a netCDF dimension but not a netCDF variable"
@@ -223,6 +225,8 @@ def _labels(dataset: Any) -> list[str] | None:
         return [str(axis["key"]) for axis in tags]
     if _plainly(dataset.parent.attrs.get("neurodata_type", "")).endswith("Series"):
         return list(_NWB_AXES.get(dataset.ndim, "")) or None
+    if _plainly(dataset.attrs.get("CLASS", "")) == "IMAGE" and dataset.ndim == 3:
+        return list(_COLOUR_AXES.get(_plainly(dataset.attrs.get("INTERLACE_MODE", "")), "")) or None
     dims = [
         dim.label or (dim[0].name.rpartition("/")[2] if len(dim) else "") for dim in dataset.dims
     ]
