@@ -47,6 +47,7 @@ from .protocols import (
     suffix_of,
 )
 from .sliced import Asked, SlicedSource
+from .tensorstore import settled
 from .tensorstore_open import open_tensorstore_sink, open_tensorstore_source
 
 
@@ -358,8 +359,6 @@ def absolute_spec(spec: Spec, name: str) -> dict[str, Any] | str:
     """
     parsed = parse_spec(spec, name)
     if isinstance(parsed, dict):
-        from .tensorstore import settled
-
         placed: dict[str, Any] = settled(parsed)
         return placed
     return parsed if "://" in parsed else str(Path(parsed).absolute())

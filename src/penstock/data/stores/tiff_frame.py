@@ -148,12 +148,9 @@ def frame_of(file: Any, number: int, level: int, labels: str) -> dict[str, Any]:
     codec = getattr(series.keyframe.compression, "name", "NONE")  # ImageJ leaves it out
     return {
         "sizes": {
-            axis: (
-                size * times.get(axis, 1.0),
-                unit,
-                ((times.get(axis, 1.0) - 1) / 2 - first) * size,
-            )
+            axis: (size * by, unit, ((by - 1) / 2 - first) * size)
             for axis, (size, unit, first) in sizes.items()
+            for by in [times.get(axis, 1.0)]
         },
         "omero": channels,
         "bands": "S" in series.axes,

@@ -200,10 +200,11 @@ def dtype_notes(
     """Sentences on outputs of another dtype than their values: scores of which only whole numbers
     stay, and those of a format that has only a wider one. ``source`` is the dtype of the input."""
     yield from filter(None, map(rounded, heads, sinks))
-    made = _dtypes(config, source, heads)
-    for head, dtype, sink in zip(heads, made, sinks, strict=True):
+    if config.out_dtype is not None:  # the user wants it
+        return
+    for head, dtype, sink in zip(heads, _dtypes(config, source, heads), sinks, strict=True):
         wanted = default_dtype(head, source)
-        if config.out_dtype is None and wanted != dtype == sink.dtype:
+        if wanted != dtype == sink.dtype:
             yield f"{sink.name} holds {wanted} as {dtype}, as its format has no {wanted}"
 
 
