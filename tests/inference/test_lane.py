@@ -32,6 +32,7 @@ from penstock.inference.stages.pipeline import Pipeline, compute
 from penstock.inference.stages.reading import BrickReader, wanted_bricks
 from penstock.inference.stages.run import Queues, Run
 from penstock.inference.stages.statistics import find_scalings
+from penstock.inference.stages.writing import Writing
 from penstock.instruments.spans import Probe
 
 from ..parameters import mainly, paired
@@ -361,6 +362,48 @@ def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(monkeypatch)
     assert begun.journal.written == 2
     assert made == [CPU]
     assert run.queues.equipment is first
+
+
+@pytest.mark.parametrize("overlap, made", [(0, 0), (2, 8)])
+def test_a_block_that_is_a_brick_takes_over_its_arrays(
+    overlap: int, made: int, monkeypatch
+) -> None:
+    taken: list[tuple[int, ...]] = []
+    empty = Writing.empty_block
+
+    def counted(self: Writing, head: int, shape: tuple[int, ...]) -> Array:
+        taken.append(shape)
+        return empty(self, head, shape)
+
+    monkeypatch.setattr(Writing, "empty_block", counted)
+    monkeypatch.setattr(cuts, "BRICK_VOXELS", 8**3)
+    source = arange((16, 16, 16)).astype("float32")
+    source[3, 4, 5] = np.nan
+    result = run(source, patch=8, overlap=overlap, block=8, normalize="none")
+    np.testing.assert_array_equal(result, source)
+    assert len(taken) == made
+
+
+class Keeps(nn.Module):
+    """Its output is a view of what it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = nn.Buffer(torch.full((1, 1, 8, 8, 8), 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kept[:, :, : x.shape[2], : x.shape[3], : x.shape[4]].expand(
+            len(x), -1, -1, -1, -1
+        )
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_what_a_net_keeps_is_not_scaled_with_its_output(seam: str) -> None:
+    source = np.zeros((20, 20, 20), "float32")
+    scaled = {"normalize": "fixed", "norm_lower": 0, "norm_upper": 1000}
+    knobs = {"patch": 8, "overlap": 2, "head_kind": "intensity", "seam_mode": seam}
+    result = run(source, Keeps(), **scaled, **knobs)
+    np.testing.assert_allclose(result, 250, rtol=1e-5)
 
 
 class Heads(nn.Module):

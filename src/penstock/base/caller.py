@@ -76,7 +76,9 @@ def _linked() -> _Threading:
     name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
     path = Path(torch.__file__).parent / "lib" / name.get(sys.platform, "libtorch_cpu.so")
     try:
-        library = ctypes.CDLL(str(path))
+        # Calls of a PyDLL keep the interpreter's lock. They take nanoseconds, and whoever gives the
+        # lock away for them may wait for it for long.
+        library = ctypes.PyDLL(str(path))
         now, set_openmp = library.omp_get_max_threads, library.omp_set_num_threads
     except (OSError, AttributeError):  # then set the number of the whole process
         return _Threading(torch.get_num_threads, torch.set_num_threads, lambda count: 0)

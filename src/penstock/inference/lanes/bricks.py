@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
@@ -23,10 +24,10 @@ from ..tiling.stitch import shares, window
 from .values import (
     CLIPPED,
     check_labels,
-    denormalise_,
+    denormalised,
     note_labels,
     note_range,
-    to_range_,
+    to_range,
 )
 
 
@@ -131,7 +132,7 @@ class Computed:
         left_out = [] if self.job.sample is None else [self._absent()]
         if not self.outputs:
             return [*(None for _ in self.job.heads), *left_out]
-        arrays = [output.numpy() for output in self.outputs]
+        arrays = self.buffers or [output.numpy() for output in self.outputs]
         invalid = self.loaded.invalid
         if invalid is not None:
             for array, head in zip(arrays, self.job.heads, strict=True):
@@ -179,20 +180,18 @@ class PatchScatter:
         made = partial(_weights_on, device, job.sliding, job.config.min_blend_weight)
         # Whole, weights take as much memory as a patch; those of an axis are short rows.
         self._weights_on = lru_cache(maxsize=4 if self._whole else 1024)(made)
-        # The part of a patch's output that counts, and buffers for it.
+        # The part of a patch's output that counts, and a buffer for it.
         before, stride = job.geometry.before, job.geometry.stride
         self._cores = [
             (slice(None), slice(None), *slices_of(head.grid.sides(before), head.grid.sides(stride)))
             for head in job.heads
         ]
         rows = job.net.batch if together else 1
-        self._values = [
+        self._buffers = [
             torch.empty(
-                (
-                    rows,
-                    head.channels,
-                    *head.grid.sides(job.geometry.patch if head.blended else stride),
-                ),
+                rows
+                * head.channels
+                * math.prod(head.grid.sides(job.geometry.patch if head.blended else stride)),
                 dtype=torch_dtype(head.work),
                 device=device,
             )
@@ -227,27 +226,36 @@ class PatchScatter:
             parts, labels = _meeting(target, output_BCZYX[core], places)
             _copy(parts, note_labels(labels, target.dtype, tally))
             return
-        values = self._values[head]
-        if len(slots) < len(values):
-            values = values[: len(slots)]
-        values.copy_(output_BCZYX if plan.blended else output_BCZYX[core])
+        parts, output = [], output_BCZYX
+        if not plan.blended:
+            parts, output = _meeting(target, output_BCZYX[core], places)
+        # The net's output stays as it is, as a net may give a view of what it keeps. What changes
+        # values puts them into the buffer, in which each step after it works in place.
+        buffer = self._buffers[head][: output.numel()].view(output.shape)
+        alike = output.dtype == buffer.dtype and output.is_contiguous()
+        values = output if alike else buffer.copy_(output)
         if plan.denormalized:
-            denormalise_(values, owner.loaded.scalings)
+            values = denormalised(values, owner.loaded.scalings, buffer)
         # What is finished later gets its gain then.
         if plan.gain != 1 and not plan.finished:
-            values.mul_(plan.gain)
+            values = torch.mul(values, plan.gain, out=buffer)
         # Before values are blended, clipped or rounded, which would hide one that is not finite.
         span = note_range(values, tally)
         if plan.blended:
-            self._add(plan.grid, target, values, slots)
+            self._add(plan.grid, target, values, buffer, slots)
             return
-        parts, values = _meeting(target, values, places)
-        if plan.summed:
-            _copy(parts, values)
-            return
-        _copy(parts, to_range_(values, span, plan.dtype, tally))
+        if not plan.summed:
+            values = to_range(values, span, plan.dtype, tally, buffer)
+        _copy(parts, values)
 
-    def _add(self, grid: ScaledGrid, target: Tensor, values: Tensor, slots: Sequence[Slot]) -> None:
+    def _add(
+        self,
+        grid: ScaledGrid,
+        target: Tensor,
+        values: Tensor,
+        buffer: Tensor,
+        slots: Sequence[Slot],
+    ) -> None:
         """Add patches to the sums of their brick, each voxel times its weight."""
         near, geometry = self._neighbours(slots[0]), self._geometry
         each = grid.sides(geometry.patch), grid.sides(geometry.overlap), near, grid.factors
@@ -260,7 +268,7 @@ class PatchScatter:
         for some in [tuple(axes)] if self._whole else [(axis,) for axis in axes]:
             weights = self._weights_on(values.dtype, some)
             last = len(axes) - 1 - some[-1][0]
-            values.mul_(weights.view(*weights.shape, *[1] * last))
+            values = torch.mul(values, weights.view(*weights.shape, *[1] * last), out=buffer)
         for row, slot in enumerate(slots):
             # At the volume's lower edges a patch sees more than it contributes to.
             brick = slot.owner.brick

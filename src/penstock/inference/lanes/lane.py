@@ -106,8 +106,10 @@ class Equipment:
         """Arrays of bricks as read."""
         self.brick_pool = Pool(plan.brick_buffer_bytes)
         """Arrays of bricks as computed."""
-        self.block_pool = Pool(plan.block_buffer_bytes)
-        """Arrays of blocks."""
+        alike = plan.block_buffer_bytes == plan.brick_buffer_bytes
+        alike = alike and all(device.type == "cpu" for device in job.devices)
+        self.block_pool = self.brick_pool if alike else Pool(plan.block_buffer_bytes)
+        """Arrays of blocks. A block may take over those of a brick where the pool is the same."""
         self._forwards: dict[torch.device, Forward] = {}
 
     def forward_on(self, device: torch.device) -> Forward:

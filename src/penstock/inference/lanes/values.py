@@ -58,12 +58,20 @@ def fill_beyond_(patch: Tensor, seen: Box, volume: Box, value: float | str | Non
         patch.narrow(axis - first + 1, side - after, after).fill_(value)
 
 
-def denormalise_(values_BCZYX: Tensor, scalings: Sequence[Scaling]) -> None:
-    """Scale values back in place, by one scaling or by one a channel."""
-    parts = [values_BCZYX] if len(scalings) == 1 else values_BCZYX.unbind(1)
-    for part, scaling in zip(parts, scalings, strict=True):
-        if (scaling.lower, scaling.scale) != (0.0, 1.0):
-            part.mul_(scaling.scale).add_(scaling.lower)
+def denormalised(values_BCZYX: Tensor, scalings: Sequence[Scaling], out: Tensor) -> Tensor:
+    """Values scaled back, by one scaling or by one a channel: in ``out``, or themselves if nothing
+    is to be scaled."""
+    if all((scaling.lower, scaling.scale) == (0.0, 1.0) for scaling in scalings):
+        return values_BCZYX
+    each = [(values_BCZYX, out)]
+    if len(scalings) > 1:
+        each = list(zip(values_BCZYX.unbind(1), out.unbind(1), strict=True))
+    for (part, made), scaling in zip(each, scalings, strict=True):
+        if (scaling.lower, scaling.scale) == (0.0, 1.0):
+            made.copy_(part)
+        else:
+            torch.mul(part, scaling.scale, out=made).add_(scaling.lower)
+    return out
 
 
 def check_labels(head: HeadPlan, low: int, high: int, spoilt: int) -> None:
@@ -109,17 +117,20 @@ def note_range(values: Tensor, tally: Tensor) -> Range:
     return least, most
 
 
-def to_range_(values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tensor) -> Tensor:
-    """Clip values to the range of a dtype, and round them (half to even) if it is one of integers,
-    in place. Counts the values that it cannot hold; ``span`` is the range of all values."""
+def to_range(
+    values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tensor, out: Tensor
+) -> Tensor:
+    """Values clipped to the range of a dtype, and rounded (half to even) if it is one of integers:
+    in ``out``, or themselves if nothing is to be done. Counts the values that it cannot hold;
+    ``span`` is the range of all values."""
     limits = float_range(dtype)
     if limits is None:
         return values
     # On a GPU, where reading the span would wait, all values are compared.
     if values.device.type != "cpu" or not (limits[0] <= span[0] and span[1] < limits[1]):
         tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
-        values.clamp_(*_clamps(dtype, values.dtype))
-    return values.round_() if dtype.kind != "f" else values
+        values = torch.clamp(values, *_clamps(dtype, values.dtype), out=out)
+    return torch.round(values, out=out) if dtype.kind != "f" else values
 
 
 @lru_cache
@@ -146,6 +157,6 @@ def cast(sums: NDArray[Any], out: NDArray[Any]) -> int:
     """
     values, tally = torch.from_numpy(sums), torch.tensor(NOTHING)
     if float_range(out.dtype) is not None:
-        to_range_(values, note_range(values, tally), out.dtype, tally)
+        to_range(values, note_range(values, tally), out.dtype, tally, out=values)
     torch.from_numpy(out).copy_(values)
     return int(tally[CLIPPED])

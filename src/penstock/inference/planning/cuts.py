@@ -18,9 +18,9 @@ from .memory import Facts
 BRICK_VOXELS = 3_000_000
 """Most voxels that a brick reads. Small bricks take little memory while they are under way;
 below this size the fixed cost of a brick begins to show."""
-BLOCK_VOXELS = 2**22
-"""Most voxels in a block whose size is chosen here. Small blocks are written sooner, so a kill
-loses less."""
+BLOCK_VOXELS = 2**21
+"""Most voxels in a block whose size is chosen here: a chunk of 128 cubed. Small blocks are written
+sooner, so a kill loses less, and one that is a brick need not be copied."""
 OWN_BLOCK_VOXELS = 2**24
 """Most voxels of a block that has its own percentiles, and so its own patches (256 cubed). With
 smaller blocks too many patches would be computed twice."""

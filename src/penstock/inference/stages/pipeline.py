@@ -183,13 +183,16 @@ class Pipeline:
 
     def _stitch(self) -> None:
         """Join bricks, in order, into complete blocks."""
+        pools, summed = self.queues.equipment, [head.summed for head in self.job.heads]
         assembly = Assembly(
             self.job.geometry,
             self.writing.empty_block,
             # What is left out adds up like a head that is summed: one brick is enough.
-            [*(head.summed for head in self.job.heads), *([True] if self.job.sample else [])],
+            [*summed, *([True] if self.job.sample else [])],
             self.writing.placed,
             lambda volume, index: (volume, *index) not in self.journal.done,
+            takes_over=pools.block_pool is pools.brick_pool
+            and not (any(summed) or self.job.sample),
         )
         while True:
             with self.probe.waiting("stitch"):
@@ -208,7 +211,8 @@ class Pipeline:
                         count, size = computed.clipped[number], computed.outputs[number].numel()
                         self.watch.count_clipped(number, count, size)
                 self.watch.count(not_finite=computed.not_finite)
-                blocks = assembly.add(computed.brick, computed.arrays())
+                arrays, taken = computed.arrays(), False
+                blocks = assembly.add(computed.brick, arrays)
                 while True:
                     # Each block is timed by itself, as the thread may wait in between for room to
                     # write.
@@ -216,8 +220,9 @@ class Pipeline:
                         block = next(blocks, None)
                     if block is None:
                         break
+                    taken = block.arrays is arrays
                     self.writing.put(block)
-                for buffer in computed.buffers:
+                for buffer in () if taken else computed.buffers:
                     self.queues.equipment.brick_pool.give(buffer)
             if computed.outputs:
                 self.queues.room[lane].release(self.job.plan.brick_bytes(computed.brick))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class Block:
     """The voxels of the volume that it is made of; itself where the grids are the same."""
     missing: int
     """Voxels of brick support that have not arrived yet."""
-    arrays: list[NDArray[Any]] = field(default_factory=list)
+    arrays: Sequence[NDArray[Any]] = ()
     """One array for each head, shape (channels, z, y, x). There is none as long as no brick of the
     block holds sample, so that a block without any costs little."""
     waiting: list[tuple[Brick, Sequence[NDArray[Any] | None]]] = field(default_factory=list)
@@ -107,22 +107,28 @@ class Assembly:
     """A function of a head and a box that gives the box in the grid of the head."""
     wanted: Callable[[int, tuple[int, ...]], bool] = lambda volume, index: True
     """A function of a volume and an index that is false for a block that is written already."""
+    takes_over: bool = False
+    """True if a block may take over the arrays of a brick that is all of it, and not copy them."""
     open: dict[tuple[int, tuple[int, ...]], Block] = field(default_factory=dict)
 
     def add(self, brick: Brick, heads: Sequence[NDArray[Any] | None]) -> Iterator[Block]:
         """Merge the heads of a brick, and yield each block that is complete by then.
 
         A head has the shape (channels, z, y, x) of the brick's support if it is summed, else of
-        its core. None adds nothing. The first is None if nothing of the brick is sample.
+        its core. None adds nothing. The first is None if nothing of the brick is sample. A block
+        that takes them over has ``heads`` itself as its arrays.
         """
         reach = self.geometry.reach(brick)
         for index in indices(self.geometry.blocks.touching(reach)):
             if not self.wanted(brick.volume, index):
                 continue
             block = self._block(brick.volume, index)
-            block.waiting.append((brick, heads))
-            if block.arrays or heads[0] is not None:
-                self._merge(block)
+            if self.takes_over and brick.core == block.held:
+                block.arrays = cast("Sequence[NDArray[Any]]", heads)  # without sample, none is None
+            else:
+                block.waiting.append((brick, heads))
+                if block.arrays or heads[0] is not None:
+                    self._merge(block)
             block.missing -= (reach & block.box).size
             if block.missing == 0:
                 yield self.open.pop((brick.volume, index))
@@ -138,9 +144,8 @@ class Assembly:
     def _merge(self, block: Block) -> None:
         """Put the waiting bricks of a block into its arrays."""
         boxes = [self.placed(number, block.held) for number in range(len(self.summed))]
-        block.arrays = block.arrays or [
-            self.empty(number, box.shape) for number, box in enumerate(boxes)
-        ]
+        if not block.arrays:
+            block.arrays = [self.empty(number, box.shape) for number, box in enumerate(boxes)]
         for brick, heads in block.waiting:
             for number, (summed, box) in enumerate(zip(self.summed, boxes, strict=True)):
                 head, reach = heads[number], brick.support if summed else brick.core
