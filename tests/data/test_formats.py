@@ -483,6 +483,20 @@ def test_files_of_one_raster_are_all_read_alike(rasters: Array) -> None:
         assert other.bands and other.scale == (None if suffix == ".png" else source.scale)
 
 
+def test_pixels_of_a_raster_with_west_at_the_right_have_their_size(rasters: Array) -> None:
+    from rasterio import Affine, shutil
+    from rasterio import open as raster
+
+    profile = {"driver": "GTiff", "width": 80, "height": 60, "count": 3, "dtype": "uint16"}
+    place = Affine(-10, 0, 5e5, 0, -20, 6e6)
+    with raster("west.tif", "w", crs="EPSG:32633", transform=place, **profile) as file:
+        file.write(rasters)
+    shutil.copy("west.tif", "west.vrt", driver="VRT")
+    for name in ("west.tif", "west.vrt"):
+        source = open_source(name)
+        assert source.scale == (1, 1, 1, 20, 10) and source.units[3:] == ("meter", "meter")
+
+
 @pytest.mark.slow
 def test_a_raster_behind_http(rasters: Array) -> None:
     from tests.slow_server import Loopback

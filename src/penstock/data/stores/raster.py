@@ -166,7 +166,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     unit = unit_name(crs.linear_units) if crs is not None and crs.is_projected else None
     sizes = {  # the centres of an overview's voxels lie further in
         "y": (abs(transform.e), unit, abs(transform.e - finest.e) / 2),
-        "x": (transform.a, unit, (transform.a - finest.a) / 2),
+        "x": (abs(transform.a), unit, abs(transform.a - finest.a) / 2),
     }
     rows, columns = dataset.block_shapes[0]
     return OpenedArray(
