@@ -48,17 +48,19 @@ def refused(path: str, *words: str, **knobs: Any) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("chunks", [None, (2, 16, 16)])
-def test_hdf5(chunks: Any) -> None:
+@pytest.mark.parametrize(("dtype", "chunks"), [("float16", None), ("uint16", (2, 16, 16))])
+def test_hdf5(dtype: str, chunks: Any) -> None:
+    values = ZYX.astype(dtype)
     with h5py.File("a.h5", "w") as file:
-        data = file.create_dataset("raw/volume", data=ZYX, chunks=chunks, compression=chunks and 4)
+        packed = {"chunks": chunks, "compression": chunks and 4}
+        data = file.create_dataset("raw/volume", data=values, **packed)
         data.attrs["element_size_um"] = (2.0, 0.5, 0.25)
         for dimension, name in zip(data.dims, "zyx" if chunks else "", strict=False):
             dimension.label = name
         file["table"] = np.arange(4)
     for path in ("a.h5", "a.h5::raw/volume", "a.h5::/raw/volume"):
         source, made = read(path)
-        assert (made[0, 0] == ZYX).all() and source.scale == (1, 1, 2.0, 0.5, 0.25)
+        assert (made[0, 0] == values).all() and source.scale == (1, 1, 2.0, 0.5, 0.25)
         assert source.units[2] == "micrometer" and source.axes == "zyx"
     assert open_source("a.h5").chunks == (1, 1, *(chunks or (5, 37, 41)))
     refused("a.h5::raw/other", "has no array raw/other", "raw/volume (5 x 37 x 41)")
@@ -544,6 +546,17 @@ def test_a_raster_that_fails_names_the_reason_and_is_tried_again_if_a_server_is_
     with pytest.raises(ConnectionError) as away:
         source.read(source.domain)
     assert is_transient(away.value)
+
+
+def test_a_png_that_is_cut_off_is_an_error() -> None:
+    """GDAL, left to itself, reads one of 8 bits as 0 everywhere and says nothing."""
+    imwrite = pytest.importorskip("imagecodecs").imwrite
+    imwrite("a.png", np.arange(4800, dtype="uint8").reshape(60, 80))
+    place, whole = Path("a.png"), Path("a.png").read_bytes()
+    assert read("a.png")[1].any()
+    place.write_bytes(whole[:-20])
+    with pytest.raises(OSError, match="libpng: Read Error"):
+        read("a.png")
 
 
 def test_a_source_says_how_much_it_keeps() -> None:

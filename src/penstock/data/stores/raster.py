@@ -35,6 +35,8 @@ GDAL_OPTIONS: dict[str, Any] = {
     "GDAL_CACHEMAX": GDAL_CACHE,
     # Listing the folder of a remote file would ask for every file beside it.
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+    # Read as a whole, a PNG that is cut off is 0 everywhere, without an error.
+    "GDAL_PNG_WHOLE_IMAGE_OPTIM": "NO",
     # Two seconds of tries in all, as of other stores; a longer fault is tried again with its block.
     "GDAL_HTTP_MAX_RETRY": 4,
     "GDAL_HTTP_RETRY_DELAY": 0.1,
