@@ -35,6 +35,8 @@ GDAL_OPTIONS: dict[str, Any] = {
     "GDAL_CACHEMAX": GDAL_CACHE,
     # Listing the folder of a remote file would ask for every file beside it.
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+    # Several threads of GDAL lose the errors of tiles of JPEG 2000, and read what was in memory.
+    "GDAL_NUM_THREADS": 1,
     # Read as a whole, a PNG that is cut off is 0 everywhere, without an error.
     "GDAL_PNG_WHOLE_IMAGE_OPTIM": "NO",
     # Two seconds of tries in all, as of other stores; a longer fault is tried again with its block.
