@@ -15,7 +15,7 @@ from penstock.data import open_source
 from penstock.data.stores.cf_packing import packing_of
 
 from ..later import imported_later
-from ..parameters import paired
+from ..parameters import crossed
 
 xarray = imported_later("xarray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,10 +36,11 @@ def values_of(place: Path, **how: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("zarr_format", "encoding"),
-    paired([2, 3], [
+    crossed([2, 3], [
         {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768},
         {"dtype": "uint8", "scale_factor": 2.0, "_FillValue": 255},
         {"dtype": "int32", "scale_factor": 1e-4, "_FillValue": -1},
+        {"dtype": "int16", "_FillValue": -9999},
         {"dtype": "float32", "_FillValue": 1e20},
         {"dtype": "float32"},
     ]),

@@ -48,17 +48,19 @@ def refused(path: str, *words: str, **knobs: Any) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("chunks", [None, (2, 16, 16)])
-def test_hdf5(chunks: Any) -> None:
+@pytest.mark.parametrize(("dtype", "chunks"), [("float16", None), ("uint16", (2, 16, 16))])
+def test_hdf5(dtype: str, chunks: Any) -> None:
+    values = ZYX.astype(dtype)
     with h5py.File("a.h5", "w") as file:
-        data = file.create_dataset("raw/volume", data=ZYX, chunks=chunks, compression=chunks and 4)
+        packed = {"chunks": chunks, "compression": chunks and 4}
+        data = file.create_dataset("raw/volume", data=values, **packed)
         data.attrs["element_size_um"] = (2.0, 0.5, 0.25)
         for dimension, name in zip(data.dims, "zyx" if chunks else "", strict=False):
             dimension.label = name
         file["table"] = np.arange(4)
     for path in ("a.h5", "a.h5::raw/volume", "a.h5::/raw/volume"):
         source, made = read(path)
-        assert (made[0, 0] == ZYX).all() and source.scale == (1, 1, 2.0, 0.5, 0.25)
+        assert (made[0, 0] == values).all() and source.scale == (1, 1, 2.0, 0.5, 0.25)
         assert source.units[2] == "micrometer" and source.axes == "zyx"
     assert open_source("a.h5").chunks == (1, 1, *(chunks or (5, 37, 41)))
     refused("a.h5::raw/other", "has no array raw/other", "raw/volume (5 x 37 x 41)")
@@ -483,6 +485,20 @@ def test_files_of_one_raster_are_all_read_alike(rasters: Array) -> None:
         assert other.bands and other.scale == (None if suffix == ".png" else source.scale)
 
 
+def test_pixels_of_a_raster_with_west_at_the_right_have_their_size(rasters: Array) -> None:
+    from rasterio import Affine, shutil
+    from rasterio import open as raster
+
+    profile = {"driver": "GTiff", "width": 80, "height": 60, "count": 3, "dtype": "uint16"}
+    place = Affine(-10, 0, 5e5, 0, -20, 6e6)
+    with raster("west.tif", "w", crs="EPSG:32633", transform=place, **profile) as file:
+        file.write(rasters)
+    shutil.copy("west.tif", "west.vrt", driver="VRT")
+    for name in ("west.tif", "west.vrt"):
+        source = open_source(name)
+        assert source.scale == (1, 1, 1, 20, 10) and source.units[3:] == ("meter", "meter")
+
+
 @pytest.mark.slow
 def test_a_raster_behind_http(rasters: Array) -> None:
     from tests.slow_server import Loopback
@@ -530,6 +546,37 @@ def test_a_raster_that_fails_names_the_reason_and_is_tried_again_if_a_server_is_
     with pytest.raises(ConnectionError) as away:
         source.read(source.domain)
     assert is_transient(away.value)
+
+
+@pytest.mark.parametrize(
+    ("ending", "driver", "how"),
+    [
+        ("png", "PNG", {}),
+        (
+            "jp2",
+            "JP2OpenJPEG",
+            {"BLOCKXSIZE": 32, "BLOCKYSIZE": 32, "REVERSIBLE": "YES", "QUALITY": 100},
+        ),
+    ],
+)
+def test_a_picture_that_is_cut_off_is_an_error(ending: str, driver: str, how: Any) -> None:
+    """GDAL, left to itself, reads a PNG of 8 bits as 0 everywhere, and of JPEG 2000 of several
+    tiles what was in memory."""
+    from rasterio import open as raster
+    from rasterio.errors import NotGeoreferencedWarning
+
+    place, shape = Path(f"a.{ending}"), (160, 160)
+    values = np.random.default_rng(0).integers(1, 256, shape, dtype="uint8")
+    size = {"width": shape[1], "height": shape[0], "count": 1, "dtype": "uint8"}
+    with warnings.catch_warnings():  # of what is written
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        with raster(place, "w", driver=driver, **size, **how) as file:
+            file.write(values, 1)
+    assert (read(place)[1] == values).all()
+    place.write_bytes(place.read_bytes()[:-4000])
+    source = open_source(place)
+    with pytest.raises(OSError, match=r"Read Error|segment too long|Stream too short"):
+        source.read(source.domain)
 
 
 def test_a_source_says_how_much_it_keeps() -> None:

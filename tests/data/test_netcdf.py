@@ -26,7 +26,7 @@ def weather(tmp_path_factory) -> Path:
     grid = {"y": np.arange(4), "x": np.arange(6)}
     t = np.arange(6 * 2 * 4 * 6, dtype=np.float64).reshape(6, 2, 4, 6) / 7
     s = -np.arange(6 * 4 * 6, dtype=np.float32).reshape(6, 4, 6)
-    land = np.arange(24).reshape(4, 6) % 2
+    land = np.arange(24).reshape(4, 6) % 2 == 1
     data = xarray.Dataset(
         {
             "t": (("time", "level", "y", "x"), t),

@@ -159,7 +159,7 @@ def open_netcdf(
         numeric = {
             str(name): variable
             for name, variable in dataset.data_vars.items()
-            if variable.dtype.kind in "fiu" and name not in bounds
+            if variable.dtype.kind in "fiub" and name not in bounds
         }
         _check_there(numeric, {"--inputs": inputs, "--targets": targets}, where)
         series = [v for n, v in numeric.items() if v.ndim >= 3 and (not inputs or n in inputs)]

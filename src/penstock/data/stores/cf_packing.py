@@ -108,8 +108,8 @@ def packing_of(
     lowest, highest = numbers("valid_min", 1) or ends[:1], numbers("valid_max", 1) or ends[1:]
     missing = [each for name in _MISSING for each in numbers(name)]
     packed = attributes.keys() & {"scale_factor", "add_offset"}
-    by_xarray = dtype.kind == "f" and "_ARRAY_DIMENSIONS" in attributes
-    # Plain arrays of floats are full of zeros that are values.
+    by_xarray = dtype.kind in "iuf" and "_ARRAY_DIMENSIONS" in attributes
+    # Others write these names too, with a fill value of 0, and their zeros are values.
     if fill is not None and (packed or (by_xarray and fill != 0)):
         missing.append(fill)
     if not (scale[0] and math.isfinite(scale[0]) and math.isfinite(offset[0])):

@@ -178,7 +178,7 @@ def _plain(dataset: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
         sizes = sizes_of((axis, size, "micrometer", 0.0) for axis, size in each)
     attributes = _plain_attributes(dataset.attrs)
     dtype = dataset.dtype.newbyteorder("=")
-    if dtype.kind == "f" and dataset.fillvalue == dtype.type(_NEVER_WRITTEN):
+    if dtype.kind == "f" and float(dataset.fillvalue) == _NEVER_WRITTEN:
         attributes = {"_FillValue": _NEVER_WRITTEN, **attributes}
     if _OF_BIGDATAVIEWER.fullmatch(dataset.name) and dtype == np.int16:
         attributes |= {"_Unsigned": "true"}

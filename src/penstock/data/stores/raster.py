@@ -35,6 +35,10 @@ GDAL_OPTIONS: dict[str, Any] = {
     "GDAL_CACHEMAX": GDAL_CACHE,
     # Listing the folder of a remote file would ask for every file beside it.
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+    # Several threads of GDAL lose the errors of tiles of JPEG 2000, and read what was in memory.
+    "GDAL_NUM_THREADS": 1,
+    # Read as a whole, a PNG that is cut off is 0 everywhere, without an error.
+    "GDAL_PNG_WHOLE_IMAGE_OPTIM": "NO",
     # Two seconds of tries in all, as of other stores; a longer fault is tried again with its block.
     "GDAL_HTTP_MAX_RETRY": 4,
     "GDAL_HTTP_RETRY_DELAY": 0.1,
@@ -166,7 +170,7 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
     unit = unit_name(crs.linear_units) if crs is not None and crs.is_projected else None
     sizes = {  # the centres of an overview's voxels lie further in
         "y": (abs(transform.e), unit, abs(transform.e - finest.e) / 2),
-        "x": (transform.a, unit, (transform.a - finest.a) / 2),
+        "x": (abs(transform.a), unit, abs(transform.a - finest.a) / 2),
     }
     rows, columns = dataset.block_shapes[0]
     return OpenedArray(

@@ -188,7 +188,7 @@ def _ground_sizes(page: Any) -> Sizes:
     turned = rows[0, 1] or rows[1, 0]  # of a raster with south above
     along = said.get("ModelPixelScale") or (() if turned else np.abs(np.diag(rows)))
     sizes = zip("xy", along, strict=False)
-    return sizes_of((axis, size, unit, 0.0) for axis, size in sizes if size > 0)
+    return sizes_of((axis, abs(size), unit, 0.0) for axis, size in sizes if size)  # west at right
 
 
 def _imagej_sizes(page: Any, imagej: Mapping[str, Any]) -> Sizes:
