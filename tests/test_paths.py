@@ -192,3 +192,16 @@ def test_names_of_files_may_hold_the_signs_of_urls_and_json(beside: Path) -> Non
     np.save("{a}?.npy", DATA)
     assert main(["convert", "{a}?.npy", "what?.tif"]) == 0
     assert (open_source("what?.tif").read(open_source("what?.tif").domain) == DATA).all()
+
+
+@pytest.mark.parametrize("name", ["./~draft", "~nobody-at-all"])
+def test_a_name_that_begins_with_the_sign_for_home_is_a_name(
+    name: str, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store, picture = f"{name}.ome.zarr", f"{name}.tif"
+    assert main(["generate", "volume", store, "--shape", "8", "8", "8"]) == 0
+    assert main(["convert", store, picture]) == 0
+    assert main(["infer", picture, f"{name}.zarr", "--model", "identity"]) == 0
+    assert main(["info", f"{name}.zarr"]) == 0
+    assert Path(store).is_dir() and Path(picture).is_file()

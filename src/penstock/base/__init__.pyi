@@ -98,6 +98,7 @@ from .extensions import installed_version as installed_version
 from .files import STORE_FILES as STORE_FILES
 from .files import absolute as absolute
 from .files import append_line as append_line
+from .files import at_home as at_home
 from .files import cache_folder as cache_folder
 from .files import canonical as canonical
 from .files import check_alone as check_alone

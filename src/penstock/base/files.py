@@ -65,12 +65,18 @@ def set_aside(path: Path) -> None:
         path.rename(next(aside for aside in asides if not aside.exists()))
 
 
+def at_home(path: str | Path) -> Path:
+    """A path in which ``~`` is the user's home, as in a shell: a name such as ``./~draft``, or that
+    of nobody's home, stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # what Path has raises for nobody
+
+
 def absolute(path: str | Path) -> Path:
     """An absolute path without ``~`` and ``..``, which TensorStore does not take.
 
     Links are followed only where a ``..`` stands, since it means the folder behind them.
     """
-    path = Path(path).expanduser()
+    path = at_home(path)
     return path.resolve() if ".." in path.parts else path.absolute()
 
 

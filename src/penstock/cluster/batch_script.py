@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..base import SlurmConfig, UsageError, check_file, has_login, read_yaml, scrub
+from ..base import SlurmConfig, UsageError, at_home, check_file, has_login, read_yaml, scrub
 from .slurm_steps import ELEMENT, Command, is_share
 
 SHIPPED = Path(__file__).parent / "presets"
@@ -49,7 +49,7 @@ def slurm_preset(name: str) -> Mapping[str, Any]:
             f"--preset {name!r}: no such preset; there are {', '.join(names)}, and any YAML file "
             "by its path, such as ./mine.yaml"
         )
-    path = Path(name).expanduser() if is_path else SHIPPED / f"{name}.yaml"
+    path = at_home(name) if is_path else SHIPPED / f"{name}.yaml"
     return read_settings(path, "--preset")
 
 

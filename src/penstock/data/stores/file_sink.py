@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import PenstockError, UsageError, scrub, usable_cores
+from ...base import PenstockError, UsageError, at_home, scrub, usable_cores
 from ..box import Box
 from ..levels import Rule
 from .file_formats import Kind, check_holds, ending_of, kind_of
@@ -153,7 +153,7 @@ def open_file_sink(
         )
     if shards:
         raise UsageError(f"{where}: a {ending} has no shards; leave --shards out")
-    path = Path(place).expanduser()
+    path = at_home(place)
     if path.exists() and not path.is_file():
         raise UsageError(f"{where}: is no file")
     if path.exists() and not (overwrite or resume):

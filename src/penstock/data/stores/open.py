@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, as_usage_error, blaming, parsed_json, scrub, system_errors
+from ...base import UsageError, as_usage_error, at_home, blaming, parsed_json, scrub, system_errors
 from ..box import Box
 from ..levels import Rule
 from . import in_memory as memory
@@ -339,7 +339,7 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
     text = str(text_or_mapping).strip()
     if text.startswith("{") and not os.path.lexists(text):
         return _parse_json(text, name)
-    path = Path(text).expanduser()
+    path = at_home(text)
     where = f"{name} {path}"
     if path.suffix == ".json" and is_file(path, where):
         with system_errors(where):

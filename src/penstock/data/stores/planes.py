@@ -22,6 +22,7 @@ from ...base import (
     STORE_FILES,
     UsageError,
     as_usage_error,
+    at_home,
     in_order,
     natural,
     plural,
@@ -52,7 +53,7 @@ _STACKED = ("ometiff", "raster", "in_memory", "nifti")
 def plane_files(path: str) -> list[Path] | None:
     """The files that a pattern means, or the pictures in a folder, else its DICOM files, in natural
     order; None for anything else."""
-    place = Path(path).expanduser()
+    place = at_home(path)
     if "://" in path:
         return None
     if glob.has_magic(path) and not place.exists():

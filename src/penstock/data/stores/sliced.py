@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import as_usage_error, scrub
+from ...base import as_usage_error, at_home, scrub
 from ..box import Box
 from .cf_packing import Packing
 from .frames import (
@@ -54,7 +54,7 @@ class Asked:
     @property
     def file(self) -> Path:
         """The file on this machine."""
-        return Path(self.path).expanduser()
+        return at_home(self.path)
 
 
 class Readable(ABC):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...base import scrub
+from ...base import at_home, scrub
 from ..box import Box, Grid, indices
 from .added import added_store
 from .file_formats import ending_of
@@ -78,7 +78,7 @@ def _open_place(place: str, name: str) -> tuple[Source, bool]:
     blocks."""
     if ending_of(place) is None:
         return open_source(place, raw=True, name=name), False
-    path = Path(place).expanduser()
+    path = at_home(place)
     if not (scratch := scratch_of(path)).is_dir():
         return open_source(place, raw=True, name=name), True
     return source_of_tiles(path, open_source(str(scratch), raw=True, name=name), name), False

@@ -19,6 +19,7 @@ from ...base import (
     InferConfig,
     PenstockError,
     UsageError,
+    at_home,
     plural,
     redact,
     system_errors,
@@ -264,7 +265,7 @@ def run_folder_of(named: str) -> Path | str:
     Raises:
         UsageError: There is no run folder.
     """
-    place = Path(named).expanduser()
+    place = at_home(named)
     places: list[Path | str] = [place]
     if re.match(r"(s3|gs)://", named):
         places = [named]

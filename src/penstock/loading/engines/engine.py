@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, well_formed
+from ...base import UsageError, at_home, well_formed
 from ...data import DOCUMENT, first_level_of, parse_document, read_document, read_key
 from ..fields import Field, PatchGrid
 from ..permutation import Items
@@ -56,7 +56,7 @@ def locate(data: Any) -> dict[str, Location]:
         text = read_key(url, DOCUMENT)
         packed = None if text is None else parse_document(text, url)
     else:
-        url = str(Path(url).expanduser())
+        url = str(at_home(url))
         if not Path(url).exists():
             raise UsageError(f"{url}: there is no such folder")
         file = Path(url, DOCUMENT)
