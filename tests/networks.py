@@ -156,6 +156,11 @@ FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "differs from a larger input",
     ),
     "others of the batch": (lambda: Made(lambda x: x - x.mean(0, keepdim=True)), "in its batch"),
+    "place in the batch": (
+        lambda: Made(lambda x: x + torch.arange(len(x), dtype=x.dtype)[:, None, None, None, None]),
+        "in its batch",
+    ),
+    "three in a batch": (lambda: Made(lambda x: x * (1 + (len(x) > 2))), "in its batch"),
     "corners aligned": (lambda: _tri(True), "where a patch lies"),
     "position": (lambda: Made(lambda x: x + torch.arange(x.shape[-1]).to(x)), "where a patch lies"),
     "size": (lambda: Made(lambda x: x / x.shape[-1]), "differs from a larger input"),

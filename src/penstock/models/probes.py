@@ -36,8 +36,7 @@ _SIDES = {
     2: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256),
     3: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96),
 }
-"""Sides of a window that are tried, by the number of axes, as many networks take multiples of a
-number only. Larger ones in 3-D would take more memory than a job may have."""
+"""Sides of a window that are tried, by axes: many networks take few. More is too much memory."""
 _TELLING_SIDE = 32
 """Side at which a network whose output has another shape is not tried on larger windows."""
 _LONGEST = {2: 1024, 3: 256}
@@ -162,8 +161,8 @@ class _Probed:
         """Note what is looked for next along an axis."""
         self.looking = f"{what} along {'zyx'[axis - self.axes]}"
 
-    def run(self, x: Tensor) -> Tensor:
-        """All heads of a window, shape (channels, spatial...)."""
+    def run(self, x: Tensor, place: int = 0) -> Tensor:
+        """All heads of the window at a place of a batch, shape (channels, spatial...)."""
         self.work += self.work_per_voxel * math.prod(x.shape[2:])
         if self.work > _MOST_WORK:
             raise _TooMuchWork(
@@ -172,7 +171,7 @@ class _Probed:
             )
         try:
             heads = self.model.heads(self.net(x.clone())).values()
-            joined = torch.cat([head[0].double() for head in heads])
+            joined = torch.cat([head[place].double() for head in heads])
         except Exception as error:  # of a user's network
             raise NotProbed(f"it cannot be run on probes ({type(error).__name__})") from error
         if joined.shape[1:] != x.shape[2:]:
@@ -286,10 +285,11 @@ class _Probed:
         return None
 
     def mixes_its_batch(self) -> bool:
-        """Whether a window comes out otherwise beside another. Kernels round by batch, too."""
+        """Whether a window comes out otherwise beside others. Kernels round by batch, too."""
         x = self.windows.noise([self.side] * self.axes)
+        batch, alone = torch.cat([x, 6 * x - 3, x]), self.run(x)
         with contextlib.suppress(NotProbed):  # it takes one at a time
-            return not self.equal(self.run(x), self.run(torch.cat([x, 6 * x - 3])), torch.float32)
+            return not all(self.equal(alone, self.run(batch, n), torch.float32) for n in (0, -1))
         return False
 
     def equal(self, a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> bool:
