@@ -100,7 +100,6 @@ from .files import absolute as absolute
 from .files import append_line as append_line
 from .files import at_home as at_home
 from .files import cache_folder as cache_folder
-from .files import canonical as canonical
 from .files import check_alone as check_alone
 from .files import check_apart as check_apart
 from .files import check_ends as check_ends
@@ -111,11 +110,8 @@ from .files import held_alone as held_alone
 from .files import is_draft as is_draft
 from .files import is_locked as is_locked
 from .files import is_of_store as is_of_store
-from .files import json_object as json_object
-from .files import json_text as json_text
 from .files import lock_file as lock_file
 from .files import nearest as nearest
-from .files import parsed_json as parsed_json
 from .files import read_json as read_json
 from .files import remove as remove
 from .files import replacing as replacing
@@ -133,6 +129,10 @@ from .heap import HEAP_VARIABLES as HEAP_VARIABLES
 from .heap import THREAD_VARIABLES as THREAD_VARIABLES
 from .heap import one_heap as one_heap
 from .heap import trim_heap as trim_heap
+from .json_texts import canonical as canonical
+from .json_texts import json_object as json_object
+from .json_texts import json_text as json_text
+from .json_texts import parsed_json as parsed_json
 from .orphans import death_signal as death_signal
 from .orphans import end_with_parent as end_with_parent
 from .orphans import for_children as for_children

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import os
 import re
 import secrets
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import UsageError, as_usage_error, describe
-from .groups import with_each
+from .json_texts import json_object, json_text, parsed_json
 
 try:
     import fcntl
@@ -318,45 +316,6 @@ def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
         draft.write_text(json_text(document, indent), encoding="utf-8")
 
 
-def json_text(document: Any, indent: int | None = 2) -> str:
-    """A document as a text of JSON.
-
-    Args:
-        document: The document. JSON has no NaN: numbers that are not finite become null.
-        indent: Spaces of each level; None writes one line.
-
-    Returns:
-        The text, with a newline.
-    """
-    return json.dumps(with_each(document, _finite), indent=indent, allow_nan=False) + "\n"
-
-
-def parsed_json(text: str | bytes) -> Any:
-    """The document in a text of JSON.
-
-    Raises:
-        ValueError: It is not JSON, or it is nested deeper than Python reads.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def json_object(text: str | bytes) -> dict[str, Any]:
-    """The JSON object in a text that may be cut off, or hold something else; then it is empty."""
-    try:
-        document = parsed_json(text)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def canonical(value: Any) -> str:
-    """JSON in one canonical spelling, for hashes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
 def read_json(path: Path) -> Any:
     """The document in a JSON file.
 
@@ -391,10 +350,6 @@ def system_errors(what: str) -> AbstractContextManager[None]:
     """The context `as_usage_error` of an `OSError`; ``what`` is such as ``OUT.csv cannot be
     written``."""
     return as_usage_error(what, OSError)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def remove(paths: Iterable[Path]) -> None:
