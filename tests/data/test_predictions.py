@@ -40,6 +40,7 @@ def test_predictions_come_back(tmp_path) -> None:
     ("text", "message"),
     [
         ("scene_id\na\n", "has no column detect_scene_row"),
+        ("scene_id;score\na;1\n", "commas part its columns, and it has scene_id;score"),
         (
             f"{HEADER}\n1,2,a,maybe,,,1,HIGH\n",
             "line 2: is_vessel: 'maybe' may be True, False or empty",

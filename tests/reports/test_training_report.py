@@ -121,6 +121,17 @@ def test_what_a_training_does_not_hold_is_said(tmp_path) -> None:
     assert "It diverged: a validation loss was not finite." in report_of_training(diverged).verdict
 
 
+def test_settings_of_other_workloads_are_not_shown(tmp_path) -> None:
+    folder = training(tmp_path / "a", COMPUTING)
+    args = {"workload": "detector", "backbone": "mobilenet", "model": "denoise-net"}
+    (folder / "args.json").write_text(json.dumps(args))
+    results = json.loads((folder / "training_results.json").read_text())
+    (folder / "training_results.json").write_text(json.dumps(results | {"workload": "detector"}))
+    chapter, *_ = report_of_training(folder).chapters
+    (settings,) = (section.table for section in chapter.sections if section.title == "Settings")
+    assert [name for name, _ in settings[1:]] == ["workload", "backbone"]
+
+
 def test_steps_above_the_axis_are_told() -> None:
     nothing, seconds = np.full(200, np.nan), np.full(200, 0.001)
     seconds[0] = 2.0

@@ -236,6 +236,19 @@ def test_chips_that_were_cut_otherwise_are_not_validated_on(
         workload_of(chips, tmp_path, val_chips_path=tmp_path / "val")
 
 
+def test_an_unknown_length_is_not_blamed_for_a_loss(chips: dict[str, Path], tmp_path) -> None:
+    """A label without a length is usual; the learning rate was too high."""
+    import torch
+
+    from penstock.training.step import why_not_finite
+
+    target = {"boxes": torch.ones(1, 4), "lengths": torch.tensor([torch.nan])}
+    batch = np.array([8]), [torch.ones(1, 1, 4, 4), [target], torch.ones(1, 6)]
+    workload = workload_of(chips, tmp_path, learning_rate=9.0)
+    why = why_not_finite([batch], workload, workload.config)
+    assert why == "lower --learning-rate 9.0 or set --clip-norm"
+
+
 def test_what_is_found_in_an_empty_scene_is_false(chips: dict[str, Path], tmp_path) -> None:
     """Its chips are background to train on, and count in the score."""
     shutil.copytree(chips["val_chips_path"], tmp_path / "val")

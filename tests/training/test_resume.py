@@ -196,6 +196,15 @@ def test_a_full_disk_is_named_with_the_file(folder: str, file: str, tmp_path, mo
     assert not list(out.rglob("*.part")) and not (out / "checkpoints" / "last.pt").exists()
 
 
+def test_a_run_that_only_validates_still_tells_its_loss(tmp_path) -> None:
+    """It was stopped as an epoch's steps were done, and takes none when it goes on."""
+    seen: list[Any] = []
+    with pytest.raises(Incomplete):
+        train_workload("spiral", config_of(tmp_path, epochs=1), progress=kill_at(8))
+    train_workload("spiral", config_of(tmp_path, epochs=1, resume=True), progress=seen.append)
+    assert [now.loss for now in seen] == [float(rows(tmp_path)[-1]["loss"])]
+
+
 def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path) -> None:
     said: list[str] = []
     results = train_workload(

@@ -67,6 +67,7 @@ from .config.train import Loss as Loss
 from .config.train import SuiteConfig as SuiteConfig
 from .config.train import TargetKind as TargetKind
 from .config.train import TrainConfig as TrainConfig
+from .config.train import knobs_of_others as knobs_of_others
 from .config.voxel_size import sizes_of as sizes_of
 from .errors import DISTRIBUTION as DISTRIBUTION
 from .errors import Deferred as Deferred

@@ -205,7 +205,6 @@ class _Training:
         self.state = RunState(fabric, self.stepper, self.order, self.checkpoints, name, config)
         self.pending: list[tuple[Position, int, StepTaken]] = []
         """Steps whose losses were not read yet: each with its epoch and first batch, and number."""
-        self.loss = math.nan
         seed_rank(config.seed, fabric.global_rank)
         if config.resume:
             self.state.resume()
@@ -221,6 +220,7 @@ class _Training:
         )  # fmt: skip
         self.report.write_args()
         self.log = StepLog(config.output_dir, fabric.global_rank, self.state.step)
+        self.loss = self.log.loss
         val_order = Order(len(workload.val), config.batch_size, **ranks)
         self.feed = feed_of("train", workload, self.order, config, pin=on_cuda)
         self.val_feed = feed_of("val", workload, val_order, config, pin=on_cuda)

@@ -9,6 +9,7 @@ OUT/pictures.npz            outputs of the best model for some samples, if the w
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,11 +25,11 @@ from ..base import (
     ARGS,
     PICTURES,
     STEPS,
-    TRAIN_KNOBS,
     Labels,
     TrainConfig,
     default_name,
     flattened,
+    knobs_of_others,
     read_json,
     replacing,
     run_labels,
@@ -186,8 +187,7 @@ def run_facts(
         The project, the name, the words and tags by which runs are found, and the hyperparameters.
     """
     settings = config.model_dump(mode="json", exclude_none=True)
-    others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS.get(workload, frozenset())
-    silent = _SILENT if workload not in TRAIN_KNOBS else _SILENT | others
+    silent = _SILENT | knobs_of_others(workload)
     chosen = {name: value for name, value in settings.items() if name not in silent}
     numbers = {name: value for name, value in chosen.items() if isinstance(value, int | float)}
     return {
@@ -239,6 +239,8 @@ class StepLog:
             writer = csv.DictWriter(file, _COLUMNS)
             writer.writeheader()
             writer.writerows(kept)
+        self.loss = float(kept[-1]["loss"]) if kept else math.nan
+        """The loss of the last step that an earlier session took; NaN where none did."""
         self._file = self.path.open("a", newline="")
         self._writer = csv.DictWriter(self._file, _COLUMNS)
 

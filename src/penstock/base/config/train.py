@@ -312,6 +312,15 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
 }
 """Knobs that belong to a workload. Other workloads refuse them; one of the user's takes them all.
 """
+
+
+def knobs_of_others(workload: str) -> frozenset[str]:
+    """The knobs that a workload does not take; none for one of the user's."""
+    if workload not in TRAIN_KNOBS:
+        return frozenset()
+    return frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS[workload]
+
+
 TRAIN_FIXED = tuple(
     "batch_size grad_accum_steps optimizer learning_rate weight_decay schedule "
     "warmup_steps clip_norm seed amp dtype target_kind loss model channels tile_size "

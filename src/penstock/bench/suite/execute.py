@@ -24,7 +24,6 @@ from ...base import (
     MOST_NAME,
     SUITE_LEDGER,
     TRAIN_DEFAULTS,
-    TRAIN_KNOBS,
     Labels,
     SuiteConfig,
     TrainConfig,
@@ -35,6 +34,7 @@ from ...base import (
     check_folder,
     check_replaceable,
     json_text,
+    knobs_of_others,
     plural,
     remove,
     write_output,
@@ -141,8 +141,13 @@ def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
     Returns:
         Cases of scenario ``train``.
     """
-    of_others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS[WORKLOAD]
-    left_out = {*of_others, *Labels.model_fields, "output_dir", "resume", "overwrite"}
+    left_out = {
+        *knobs_of_others(WORKLOAD),
+        *Labels.model_fields,
+        "output_dir",
+        "resume",
+        "overwrite",
+    }
     about = {"workload": WORKLOAD, "preset": preset.name}
     about |= {name: getattr(preset, name) for name in KEPT}
     cases = []

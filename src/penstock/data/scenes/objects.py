@@ -243,14 +243,17 @@ def _parsed(
     A `ValueError` of it is a `UsageError` that names the line."""
     check_ends(path, where)
     with (
-        as_usage_error(f"{where} is not a CSV", UnicodeDecodeError, csv.Error),
+        as_usage_error(f"{where} is not a CSV in UTF-8", UnicodeDecodeError, csv.Error),
         system_errors(f"{where} cannot be read"),
         path.open(newline="", encoding="utf-8-sig") as file,
     ):
         reader = csv.DictReader(file, restval="")
         names = reader.fieldnames or ()
         if lacking := [name for name in needed if name not in names]:
-            raise UsageError(f"{where} has no column {lacking[0]}")
+            raise UsageError(
+                f"{where} has no column {lacking[0]}; commas part its columns, and it has "
+                f"{', '.join(names) or 'none'}"
+            )
         if twice := [name for name in names if name and names.count(name) > 1]:
             raise UsageError(f"{where} has two columns {twice[0]}")
         for row in reader:

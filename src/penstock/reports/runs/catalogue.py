@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import TRAIN_KNOBS, UsageError, describe, is_locked, well_formed
+from ...base import UsageError, describe, is_locked, well_formed
 from ...instruments import PHASES, Record, read_ledger, record_cells
 from ...training import TRAIN_LOCK, read_machine_metrics
 from ..infer.job_files import InferenceRun
@@ -88,9 +88,7 @@ def _status(run: TrainingFolder) -> str:
 
 def _settings(run: TrainingFolder) -> dict[str, str]:
     """The settings of a training: those of its workload, and what the machine decided."""
-    others = {name for names in TRAIN_KNOBS.values() for name in names}
-    others -= TRAIN_KNOBS.get(run.workload, frozenset(run.args))
-    args = {n: v for n, v in telling(run.args).items() if n not in others}
+    args = telling(run.settings)
     machine = ("device", "world_size", "global_batch_size", "git", "machine_key")
     decided = {name: v for name in machine if (v := run.results.get(name)) is not None}
     if "world_size" in decided:

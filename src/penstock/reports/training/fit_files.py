@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import ARGS, STEPS, UsageError
+from ...base import ARGS, STEPS, UsageError, knobs_of_others
 from ...instruments import PHASES, peak_of_ranks, phases_of_ranks
 from ...models import read_training_record
 
@@ -81,6 +81,12 @@ class TrainingFolder:
     @property
     def workload(self) -> str:
         return str(self.results.get("workload") or self.args.get("workload") or "training")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments without those that only other workloads take."""
+        others = knobs_of_others(self.workload)
+        return {name: value for name, value in self.args.items() if name not in others}
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def report_of_training(folder: Path) -> Report:
     sections = [
         Section("Epochs", epoch_table(run)),
         Section("Phases of a step", phase_table(run)),
-        Section("Settings", settings_table(run.args)),
+        Section("Settings", settings_table(run.settings)),
     ]
     kept = [section for section in sections if section.table or section.sentences]
     chapter = Chapter(f"Training: {name}", kept, training_pictures(run))

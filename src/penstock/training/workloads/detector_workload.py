@@ -60,6 +60,8 @@ class DetectorWorkload:
     judge = "val_best_loc_fscore"
     """The F score of locations at the best threshold, which `predict` then uses."""
     higher_is_better = True
+    leaves_out_not_finite = True
+    """A length that is unknown is NaN, and a pixel without a value is masked."""
     _best_threshold = 0.0
     """The threshold of the last `scores`."""
 
