@@ -1,5 +1,6 @@
 """By default tiles leave no seam: tiled and untiled runs agree, and what is decided is obeyed."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 import zarr
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from penstock.data import Box, Grid
 from penstock.data.box import reflect
@@ -33,11 +34,13 @@ def measured_soon(monkeypatch) -> None:
 
 
 def _untiled(net: nn.Module, volume: NDArray[Any], reach: Reach) -> NDArray[Any]:
-    """The network on the whole volume, reflected at its edges."""
+    """The network on the whole volume, reflected at its edges. Its grid begins with the volume."""
     axes = len(reach.step)
     places, low = [], []
-    for n, o, step in zip(volume.shape[-axes:], least_overlap(reach), reach.step, strict=True):
-        before = o // 2 + 2 * step
+    each = zip(volume.shape[-axes:], least_overlap(reach), reach.step, reach.period, strict=True)
+    for n, o, step, period in each:
+        grid = math.lcm(step, period)
+        before = grid * (-(-o // grid) + 1)
         length = step * -(-(before + n + o + 2 * step) // step)
         places.append(reflect(np.arange(-before, length - before), 0, n))
         low.append(slice(before, before + n))
@@ -196,6 +199,38 @@ def test_exact_is_said_of_patches_on_the_grid_alone() -> None:
     assert not is_exact(reach, (64,) * 3, (12,) * 3)
     assert not is_exact(reach, (66,) * 3, (18,) * 3)
     assert not is_exact(Reach("it sees far"), (64,) * 3, (16,) * 3)
+
+
+class _Halved(nn.Module):
+    """It sees five voxels, on a grid of two that begins with its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.down = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 4, 2, stride=2)
+        self.coarse, self.up = nn.Conv2d(4, 4, 3, padding=1), nn.ConvTranspose2d(4, 3, 2, stride=2)
+        self.joined = nn.Conv2d(6, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.fine(x).relu()
+        coarse = self.coarse(self.down(fine)).relu()
+        return self.joined(torch.cat([fine, self.up(coarse)], 1))
+
+
+def test_the_grid_of_a_network_begins_with_the_volume() -> None:
+    net, volume = seeded(_Halved).double(), np.random.default_rng(3).random((1, 72, 72))
+    reach = find_reach(load_model(net), 2)
+    assert (reach.before, reach.after, reach.period) == ((5, 5), (5, 5), (2, 2))
+    assert least_overlap(reach) == (12, 12)
+    assert is_exact(reach, (40, 40), (12, 12)) and not is_exact(reach, (40, 40), (10, 10))
+    out = np.zeros_like(volume)
+    job = opened(out, in_spec=volume, model_type=net, normalize="none", head_kind="intensity",
+                 patch=(32, 32), overlap=None)  # fmt: skip
+    run_job(job)
+    with torch.no_grad():
+        whole = net(torch.from_numpy(volume)[None])[0].numpy()
+    inner = np.s_[:, 8:-8, 8:-8]
+    assert job.plan.num_patches > 4 and job.plan.facts.seams.startswith("exact")
+    assert np.abs(out - whole)[inner].max() <= 1e-10 * np.ptp(whole)
 
 
 def _trial(job: Job, **more: Any) -> SeamTrial:

@@ -3,8 +3,8 @@
     patch  ├─ before ─┼────── core ──────┼─ after ─┤
     next                      ├─ before ─┼────── core ──────┼─ after ─┤
 
-Patches start on the grid of the network: the stride is a multiple of its period, and sides of
-patches are multiples of its step.
+Patches start on the grid of the network, which begins with the volume: the context before a core
+and the stride are multiples of its period, and sides of patches are multiples of its step.
 
 The untiled run that such tiles equal is the network on the whole volume, which is reflected at its
 edges as patches are.
@@ -46,8 +46,13 @@ def least_overlap(reach: Reach, context: int = 0) -> tuple[int, ...]:
     Returns:
         The overlap, an entry for each axis of the network.
     """
-    sides = zip(reach.before, reach.after, reach.step, strict=True)
-    return tuple(-(-2 * max(low, high, context) // step) * step for low, high, step in sides)
+    overlaps = []
+    for low, high, step, period in zip(
+        reach.before, reach.after, reach.step, reach.period, strict=True
+    ):
+        unit = math.lcm(period, step // math.gcd(step, 2))  # of the half that lies before a core
+        overlaps.append(-(-max(low, high, context) // unit) * unit * 2)
+    return tuple(overlaps)
 
 
 def is_exact(reach: Reach, patch: Sequence[int], overlap: Sequence[int]) -> bool:
@@ -65,7 +70,10 @@ def is_exact(reach: Reach, patch: Sequence[int], overlap: Sequence[int]) -> bool
         return False
     axes = zip(patch, overlap, reach.before, reach.after, reach.step, reach.period, strict=True)
     return all(
-        p % step == 0 and (p - o) % period == 0 and o // 2 >= low and o - o // 2 >= high
+        p % step == 0
+        and (p - o) % period == 0 == o // 2 % period
+        and o // 2 >= low
+        and o - o // 2 >= high
         for p, o, low, high, step, period in axes
     )
 
