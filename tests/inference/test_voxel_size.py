@@ -271,7 +271,7 @@ def test_a_size_that_blows_a_block_is_refused_by_the_plan(volume: str) -> None:
         volume, np.zeros(SHAPE, "uint16"), model="identity", voxel_size="0.001um", patch=200,
         max_memory="500MiB",
     )  # fmt: skip
-    with pytest.raises(Refused, match="--max-memory"):
+    with pytest.raises(Refused, match="give a larger --voxel-size or a larger --max-memory"):
         plan.refuse()
 
 

@@ -72,6 +72,12 @@ def test_a_side_is_looked_for_that_is_enough_along_all_axes() -> None:
     assert reach.exact and reach.step == (2, 2, 2) and reach.before == (0, 0, 8)
 
 
+def test_a_network_of_another_shape_is_not_searched_and_not_blamed() -> None:
+    net = nn.ConvTranspose2d(1, 1, 2, stride=2)
+    line = find_reach(load_model(seeded(lambda: net)), 2).line()
+    assert line == "no overlap is known to be exact: its output has another shape than its input"
+
+
 @pytest.mark.slow
 def test_a_search_ends_at_its_bound_and_says_what_it_did_not_look_at(monkeypatch) -> None:
     make, _ = LOCAL["plain"]

@@ -94,7 +94,7 @@ def find_reach(model: Model, axes: int) -> Reach:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of NaN and infinities, which are probes
             return _searched(_Probed(model, axes))
-    except _TooMuchWork as error:
+    except (_TooMuchWork, NotProbed) as error:  # it may have one
         return Reach(blame=str(error), partly=True)
     except UsageError as error:
         return Reach(blame=str(error))
@@ -190,9 +190,9 @@ class _Probed:
                 if not _same(once, self.run(x)).all():
                     raise UsageError("it makes another output of the same input each time")
                 return side
-            except AnotherShape as error:
+            except AnotherShape:
                 if side >= _TELLING_SIDE:
-                    raise UsageError(str(error)) from None
+                    raise
             except NotProbed:
                 continue
         raise NotProbed("it cannot be run on windows of other shapes")

@@ -37,7 +37,8 @@ class Reach:
     step: tuple[int, ...] = ()
     """Sides of patches are multiples of it: the network takes them, and they end on its grid."""
     partly: bool = False
-    """True if the search cost more than it may, and ended before it was known."""
+    """True if the search ended before it was known: it cost more than it may, or the network cannot
+    be searched."""
     places: int = 0
     """Number of places at which tiles were compared with a larger input, and were equal."""
 

@@ -129,7 +129,7 @@ def put_weights(module: nn.Module, name: str, state: State, place: str) -> None:
     state = named_as(state, wanted)
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     wrong = [
-        f"{key} is {tuple(state[key].shape)}, not {tuple(wanted[key].shape)}"
+        f"has {key} of {tuple(state[key].shape)}, not {tuple(wanted[key].shape)}"
         for key in sorted(wanted.keys() & state.keys())
         if isinstance(wanted[key], Tensor)
         and isinstance(state[key], Tensor)

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...base import InferConfig, build, one_heap
+from ...base import InferConfig, build, one_heap, trim_heap
 from ...data import Box
 from ...inference import Job, Plan, run_job
 from . import Phase, Work
@@ -81,6 +81,8 @@ class InferScenario:
 
     def _job(self, patches: int) -> Job:
         """The job over some patches in the middle of the volume."""
+        # A plan counts what the process holds, and the heap keeps what the run before has freed.
+        trim_heap()
         config, volume = self._config(), self._volume
         self._place.mkdir()
         part = {"t": (volume.t,), "c": volume.channels, "box": middle(self._plan, patches)}

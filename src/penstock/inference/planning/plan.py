@@ -138,7 +138,7 @@ class Plan:
         if self.memory.total > self.memory_limit:
             # Those that a flag, or another model or input, makes smaller.
             causes = ("base", "forward", "assembly", "bricks", "writing", "decoding")
-            parts = {name: getattr(self.memory, name) for name in causes}
+            most = max(causes, key=lambda name: getattr(self.memory, name))
             cure = {
                 "base": "a smaller model",
                 "forward": f"a smaller --batch or --patch (now {in_words(self.geometry.patch)})",
@@ -146,7 +146,10 @@ class Plan:
                 "bricks": "fewer --prep-workers",
                 "writing": "fewer --writer-workers",
                 "decoding": "an input of smaller chunks",
-            }[max(parts, key=lambda n: parts[n])]
+            }[most]
+            finer = self.facts.domain.size > self.facts.written.size
+            if finer and most in ("assembly", "writing"):  # blocks are held on the network's grid
+                cure = "a larger --voxel-size"
             raise Refused(
                 f"this job needs {format_bytes(self.memory.total)} of host memory but may take "
                 f"{format_bytes(self.memory_limit)}; give {cure} or a larger --max-memory"
