@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .errors import PenstockError
+from .files import at_home
 
 _NAMES = re.compile(
     "KEY(?!BOARD|MAP|WORD|FRAME)|TOKEN(?!I[SZ])|PASSW|SECRET|CREDENTIAL", re.IGNORECASE
@@ -169,8 +170,7 @@ def _holds_key(name: str, value: str) -> bool:
         return False
     if len(value) < _LONG and (value.isalpha() or value.isdecimal()):
         return _CHOSEN.search(name) is not None
-    place = os.path.expanduser(value)  # noqa: PTH111  # what Path has raises for nobody's home
-    return not (value[0] in "/~" and Path(place).exists())
+    return not (value[0] in "/~" and at_home(value).exists())
 
 
 def scrubbed(value: Any) -> Any:

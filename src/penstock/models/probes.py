@@ -36,7 +36,7 @@ _SIDES = {
     2: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256),
     3: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96),
 }
-"""Sides of a window that are tried, by axes: many networks take few. More is too much memory."""
+"""Sides of windows to try, by axes: many networks take multiples only, and memory has an end."""
 _TELLING_SIDE = 32
 """Side at which a network whose output has another shape is not tried on larger windows."""
 _LONGEST = {2: 1024, 3: 256}

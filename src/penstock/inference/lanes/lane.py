@@ -106,8 +106,8 @@ class Equipment:
         """Arrays of bricks as read."""
         self.brick_pool = Pool(plan.brick_buffer_bytes)
         """Arrays of bricks as computed."""
-        alike = plan.block_buffer_bytes == plan.brick_buffer_bytes
-        alike = alike and all(device.type == "cpu" for device in job.devices)
+        on_cpu = all(device.type == "cpu" for device in job.devices)
+        alike = on_cpu and plan.block_buffer_bytes == plan.brick_buffer_bytes
         self.block_pool = self.brick_pool if alike else Pool(plan.block_buffer_bytes)
         """Arrays of blocks. A block may take over those of a brick where the pool is the same."""
         self._forwards: dict[torch.device, Forward] = {}

@@ -35,7 +35,7 @@ def normalise_(patch: Tensor, scalings: Sequence[Scaling]) -> None:
     for part, scaling in zip([patch] if len(scalings) == 1 else patch, scalings, strict=True):
         # Found before the values change: what becomes 0 by the scaling is not meant.
         zeros = part == 0 if scaling.zeros is not None else None
-        if (scaling.lower, scaling.scale) != (0.0, 1.0):
+        if _scales(scaling):
             part.sub_(scaling.lower).div_(scaling.scale)
         if scaling.clip is not None:
             part.clamp_(*scaling.clip)
@@ -61,17 +61,20 @@ def fill_beyond_(patch: Tensor, seen: Box, volume: Box, value: float | str | Non
 def denormalised(values_BCZYX: Tensor, scalings: Sequence[Scaling], out: Tensor) -> Tensor:
     """Values scaled back, by one scaling or by one a channel: in ``out``, or themselves if nothing
     is to be scaled."""
-    if all((scaling.lower, scaling.scale) == (0.0, 1.0) for scaling in scalings):
+    if not any(map(_scales, scalings)):
         return values_BCZYX
-    each = [(values_BCZYX, out)]
-    if len(scalings) > 1:
-        each = list(zip(values_BCZYX.unbind(1), out.unbind(1), strict=True))
-    for (part, made), scaling in zip(each, scalings, strict=True):
-        if (scaling.lower, scaling.scale) == (0.0, 1.0):
-            made.copy_(part)
+    whole = len(scalings) == 1
+    parts, made = ([each] if whole else each.unbind(1) for each in (values_BCZYX, out))
+    for part, target, scaling in zip(parts, made, scalings, strict=True):
+        if _scales(scaling):
+            torch.mul(part, scaling.scale, out=target).add_(scaling.lower)
         else:
-            torch.mul(part, scaling.scale, out=made).add_(scaling.lower)
+            target.copy_(part)
     return out
+
+
+def _scales(scaling: Scaling) -> bool:
+    return (scaling.lower, scaling.scale) != (0.0, 1.0)
 
 
 def check_labels(head: HeadPlan, low: int, high: int, spoilt: int) -> None:

@@ -138,18 +138,17 @@ class Plan:
         if self.memory.total > self.memory_limit:
             # Those that a flag, or another model or input, makes smaller.
             causes = ("base", "forward", "assembly", "bricks", "writing", "decoding")
-            most = max(causes, key=lambda name: getattr(self.memory, name))
+            # Blocks are held on the network's grid, which may be the finer one.
+            finer = self.facts.domain.size > self.facts.written.size
+            coarser = "a larger --voxel-size" if finer else None
             cure = {
                 "base": "a smaller model",
                 "forward": f"a smaller --batch or --patch (now {in_words(self.geometry.patch)})",
-                "assembly": f"a smaller --block (now {in_words(self.geometry.block)})",
+                "assembly": coarser or f"a smaller --block (now {in_words(self.geometry.block)})",
                 "bricks": "fewer --prep-workers",
-                "writing": "fewer --writer-workers",
+                "writing": coarser or "fewer --writer-workers",
                 "decoding": "an input of smaller chunks",
-            }[most]
-            finer = self.facts.domain.size > self.facts.written.size
-            if finer and most in ("assembly", "writing"):  # blocks are held on the network's grid
-                cure = "a larger --voxel-size"
+            }[max(causes, key=lambda name: getattr(self.memory, name))]
             raise Refused(
                 f"this job needs {format_bytes(self.memory.total)} of host memory but may take "
                 f"{format_bytes(self.memory_limit)}; give {cure} or a larger --max-memory"

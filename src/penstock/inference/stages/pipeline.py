@@ -183,7 +183,8 @@ class Pipeline:
 
     def _stitch(self) -> None:
         """Join bricks, in order, into complete blocks."""
-        pools, summed = self.queues.equipment, [head.summed for head in self.job.heads]
+        equipment, summed = self.queues.equipment, [head.summed for head in self.job.heads]
+        one_pool = equipment.block_pool is equipment.brick_pool
         assembly = Assembly(
             self.job.geometry,
             self.writing.empty_block,
@@ -191,8 +192,7 @@ class Pipeline:
             [*summed, *([True] if self.job.sample else [])],
             self.writing.placed,
             lambda volume, index: (volume, *index) not in self.journal.done,
-            takes_over=pools.block_pool is pools.brick_pool
-            and not (any(summed) or self.job.sample),
+            takes_over=one_pool and not any(summed) and self.job.sample is None,
         )
         while True:
             with self.probe.waiting("stitch"):
@@ -220,10 +220,11 @@ class Pipeline:
                         block = next(blocks, None)
                     if block is None:
                         break
+                    # Such a block gives the buffers back once it is written.
                     taken = block.arrays is arrays
                     self.writing.put(block)
                 for buffer in () if taken else computed.buffers:
-                    self.queues.equipment.brick_pool.give(buffer)
+                    equipment.brick_pool.give(buffer)
             if computed.outputs:
                 self.queues.room[lane].release(self.job.plan.brick_bytes(computed.brick))
         self.queues.whole.close()

@@ -71,7 +71,8 @@ def is_exact(reach: Reach, patch: Sequence[int], overlap: Sequence[int]) -> bool
     axes = zip(patch, overlap, reach.before, reach.after, reach.step, reach.period, strict=True)
     return all(
         p % step == 0
-        and (p - o) % period == 0 == o // 2 % period
+        and (p - o) % period == 0
+        and o // 2 % period == 0
         and o // 2 >= low
         and o - o // 2 >= high
         for p, o, low, high, step, period in axes
