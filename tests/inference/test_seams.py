@@ -259,6 +259,14 @@ def test_the_difference_at_seams_is_measured_on_the_data() -> None:
     assert few is not None and (few.places, few.window, few.low) == (1, 1.5, ())
     for patches, room in ((20, 2**30), (999, 1000)):  # costs more than it may, or needs more memory
         assert trial.error(patches, room) is None
+    for patches, limit, why in (
+        (20, 2**40, "for 20 patches that would take more than 5 % of the job"),
+        (999, 0, "no larger input fits into memory"), (1, 2**40, ""),
+    ):  # fmt: skip
+        facts = replace(job.plan.facts, seams="no overlap is exact")
+        plan = replace(job.plan, facts=facts, num_patches=patches, memory_limit=limit)
+        said = trial.measured(plan).facts
+        assert said.seams.partition("not measured: ")[2] == why and said.seam_error is None
 
 
 @pytest.mark.usefixtures("measured_soon")

@@ -48,6 +48,8 @@ _MOST_PLACES = 8
 _SHARE = 0.02
 """The most voxels to compute for this, as a share of those of the job: at most a twentieth of its
 time, as a patch alone takes twice as long as one among many."""
+_MANY = 10**6
+"""Patches of a job so large that no trial costs more than its share."""
 _WINDOWS = (2.0, 1.5)
 """Sides of windows that are tried, in those of a patch: the first that fits at enough places."""
 _SMALLER = 0.75
@@ -116,18 +118,18 @@ class SeamTrial:
             plan: The plan of the job.
 
         Returns:
-            The plan with what was measured; as it was where that would take more than a twentieth
-            of the job, or more memory than there is.
+            The plan with what was measured, or why nothing was: that would take more than a
+            twentieth of the job, or more memory than there is.
         """
         free = plan.memory_limit - resident_bytes()
         if plan.facts.device_bytes is not None:
             taken = plan.facts.weight_bytes + plan.facts.cast_bytes + LIBRARY_BYTES
             free = plan.facts.device_bytes - taken
         error = self.error(plan.num_patches, free)
-        if error is None:
-            return plan
-        line = "; ".join(filter(None, (plan.facts.seams, error.line())))
-        return replace(plan, facts=replace(plan.facts, seams=line, seam_error=asdict(error)))
+        said = error.line() if error is not None else self._why_not(plan, free)
+        line = "; ".join(filter(None, (plan.facts.seams, said)))
+        measured = asdict(error) if error is not None else None
+        return replace(plan, facts=replace(plan.facts, seams=line, seam_error=measured))
 
     def error(self, num_patches: int, free_bytes: int) -> SeamError | None:
         """Measure how far tiles are from larger inputs.
@@ -166,6 +168,18 @@ class SeamTrial:
             [near / scale for near in each], lesser, scores, (small, side, large),
             labels=self.labels, blended=blended, shared=shared, wider=wider,
         )  # fmt: skip
+
+    def _why_not(self, plan: Plan, free_bytes: int) -> str:
+        """Why nothing was measured, in words; empty if there is no seam, or none that is known."""
+        if plan.num_patches == 1 or not plan.facts.seams:
+            return ""
+        if self._affordable(plan.num_patches, free_bytes) is not None:
+            why = "the network takes no larger input"
+        elif self._affordable(_MANY, free_bytes) is not None:
+            why = f"for {plan.num_patches} patches that would take more than 5 % of the job"
+        else:
+            why = "no larger input fits into memory"
+        return f"the difference at seams was not measured: {why}"
 
     def _affordable(self, num_patches: int, free_bytes: int) -> tuple[float, int] | None:
         """The window and the number of places."""
