@@ -24,6 +24,7 @@ from ..tiling.stitch import shares, window
 from .values import (
     CLIPPED,
     check_labels,
+    copy_rounded,
     denormalised,
     note_labels,
     note_range,
@@ -224,7 +225,8 @@ class PatchScatter:
         core = self._cores[head]
         if plan.copied:
             parts, labels = _meeting(target, output_BCZYX[core], places)
-            _copy(parts, note_labels(labels, target.dtype, tally))
+            for part, values in zip(parts, note_labels(labels, target.dtype, tally), strict=True):
+                part.copy_(values)
             return
         parts, output = [], output_BCZYX
         if not plan.blended:
@@ -246,7 +248,8 @@ class PatchScatter:
             return
         if not plan.summed:
             values = to_range(values, span, plan.dtype, tally, buffer)
-        _copy(parts, values)
+        for row, part in enumerate(parts):
+            copy_rounded(values[row], part)
 
     def _add(
         self,
@@ -306,11 +309,6 @@ def _meeting(
     first = [max(-b, 0) for b in begins[0]]
     inside = slices_of(first, parts[0].shape[1:])
     return parts, values_BCZYX[(slice(None), slice(None), *inside)]
-
-
-def _copy(parts: Sequence[Tensor], values_BCZYX: Tensor) -> None:
-    for row, part in enumerate(parts):
-        part.copy_(values_BCZYX[row])
 
 
 def _weights_on(

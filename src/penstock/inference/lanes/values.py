@@ -123,9 +123,9 @@ def note_range(values: Tensor, tally: Tensor) -> Range:
 def to_range(
     values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tensor, out: Tensor
 ) -> Tensor:
-    """Values clipped to the range of a dtype, and rounded (half to even) if it is one of integers:
-    in ``out``, or themselves if nothing is to be done. Counts the values that it cannot hold;
-    ``span`` is the range of all values."""
+    """Values clipped to the range of a dtype, for `copy_rounded`: in ``out``, or themselves if
+    nothing is to be done. Counts the values that it cannot hold; ``span`` is the range of all
+    values."""
     limits = float_range(dtype)
     if limits is None:
         return values
@@ -133,7 +133,19 @@ def to_range(
     if values.device.type != "cpu" or not (limits[0] <= span[0] and span[1] < limits[1]):
         tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
         values = torch.clamp(values, *_clamps(dtype, values.dtype), out=out)
-    return torch.round(values, out=out) if dtype.kind != "f" else values
+    # On a CPU they are rounded as they are copied.
+    rounds = dtype.kind != "f" and values.device.type != "cpu"
+    return torch.round(values, out=out) if rounds else values
+
+
+def copy_rounded(values: Tensor, target: Tensor) -> None:
+    """Copy values that `to_range` gave. Those for integers are rounded, half to even."""
+    if values.device.type != "cpu" or target.is_floating_point():
+        target.copy_(values)
+        return
+    with np.errstate(invalid="ignore"):  # what is not finite is an error already
+        # Not in two steps, as numpy rounds what fits its small buffer, and copies it from there.
+        np.rint(values.numpy(), out=target.numpy(), casting="unsafe")
 
 
 @lru_cache
@@ -161,5 +173,5 @@ def cast(sums: NDArray[Any], out: NDArray[Any]) -> int:
     values, tally = torch.from_numpy(sums), torch.tensor(NOTHING)
     if float_range(out.dtype) is not None:
         to_range(values, note_range(values, tally), out.dtype, tally, out=values)
-    torch.from_numpy(out).copy_(values)
+    copy_rounded(values, torch.from_numpy(out))
     return int(tally[CLIPPED])
