@@ -7,9 +7,9 @@ imported only when its verb is asked for.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import errno
-import gc
 import itertools
 import os
 import re
@@ -257,18 +257,16 @@ def set_up_libraries() -> None:
 def entry() -> None:
     """The ``penstock`` command.
 
-    A failed job may leave a thread in a call that never returns. The interpreter would wait for it
-    or abort, so the process ends at once with its exit code. A training ends this way too, because
-    threads of gloo may still free tensors and would abort once the interpreter is gone.
-
-    The last garbage collection skips existing objects: with those of torch it took 0.3 s.
+    The process ends at once with its exit code: to take torch's modules apart took 0.1 s, and the
+    last garbage collection 0.3 s. What was registered for the end is run before. A failed job may
+    leave a thread in a call that never returns, for which that might wait, and in a training
+    threads of gloo may still free tensors.
     """
     set_up_libraries()
     code = _run_safely(None)
-    if threading.active_count() > 1 or "train" in sys.argv[1:3]:
-        os._exit(code)
-    gc.freeze()
-    raise SystemExit(code)
+    if threading.active_count() == 1 and "train" not in sys.argv[1:3]:
+        atexit._run_exitfuncs()
+    os._exit(code)
 
 
 def spelled(words: list[str]) -> list[str]:

@@ -128,8 +128,8 @@ class SeamTrial:
         error = self.error(plan.num_patches, free)
         said = error.line() if error is not None else self._why_not(plan, free)
         line = "; ".join(filter(None, (plan.facts.seams, said)))
-        measured = asdict(error) if error is not None else None
-        return replace(plan, facts=replace(plan.facts, seams=line, seam_error=measured))
+        facts = replace(plan.facts, seams=line, seam_error=error and asdict(error))
+        return replace(plan, facts=facts)
 
     def error(self, num_patches: int, free_bytes: int) -> SeamError | None:
         """Measure how far tiles are from larger inputs.
@@ -190,9 +190,8 @@ class SeamTrial:
         for longer in _WINDOWS:
             sides = _sides(patch, longer)
             times = math.prod(sides) / math.prod(patch)
-            tiles = [
-                (each, len(self._row(each, sides))) for each in (patch, _sides(patch, _SMALLER))
-            ]
+            both = patch, _sides(patch, _SMALLER)
+            tiles = [(each, len(self._row(each, sides))) for each in both]
             cost = times + sum(math.prod(each) / math.prod(patch) * n for each, n in tiles)
             places = min(_MOST_PLACES, int(_SHARE * num_patches / cost))
             joined = all(n for _, n in tiles)  # two that are blended fit into the window
@@ -226,11 +225,8 @@ class SeamTrial:
         self, times: float
     ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64], float | None, float, float]]:
         """For each place: the difference by distance, that of a smaller patch, F1, and the least
-        and the largest value of the output.
-
-        They are those of the middle of a window, as at its edges many networks give values that
-        they give nowhere in a volume.
-        """
+        and the largest value of the output in the middle of a window: at its edges many networks
+        give values that they give nowhere in a volume."""
         net, large = self.net, _sides(self.net.shape.patch, times)
         module = placed(net.model.module, self.device, net.footprint.channels_last)
         sides, small = large[-net.shape.model_axes :], _sides(net.shape.seen, _SMALLER)
