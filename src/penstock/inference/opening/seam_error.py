@@ -126,10 +126,10 @@ class SeamTrial:
             taken = plan.facts.weight_bytes + plan.facts.cast_bytes + LIBRARY_BYTES
             free = plan.facts.device_bytes - taken
         error = self.error(plan.num_patches, free)
-        said = error.line() if error is not None else self._why_not(plan, free)
+        said = error.line() if error is not None else _why_not(self, plan, free)
         line = "; ".join(filter(None, (plan.facts.seams, said)))
-        facts = replace(plan.facts, seams=line, seam_error=error and asdict(error))
-        return replace(plan, facts=facts)
+        measured = None if error is None else asdict(error)
+        return replace(plan, facts=replace(plan.facts, seams=line, seam_error=measured))
 
     def error(self, num_patches: int, free_bytes: int) -> SeamError | None:
         """Measure how far tiles are from larger inputs.
@@ -141,7 +141,7 @@ class SeamTrial:
         Returns:
             What was measured, or None.
         """
-        affordable = self._affordable(num_patches, free_bytes)
+        affordable = self.affordable(num_patches, free_bytes)
         if affordable is None:
             return None
         longer, places = affordable
@@ -169,20 +169,9 @@ class SeamTrial:
             labels=self.labels, blended=blended, shared=shared, wider=wider,
         )  # fmt: skip
 
-    def _why_not(self, plan: Plan, free_bytes: int) -> str:
-        """Why nothing was measured, in words; empty if there is no seam, or none that is known."""
-        if plan.num_patches == 1 or not plan.facts.seams:
-            return ""
-        if self._affordable(plan.num_patches, free_bytes) is not None:
-            why = "the network takes no larger input"
-        elif self._affordable(_MANY, free_bytes) is not None:
-            why = f"for {plan.num_patches} patches that would take more than 5 % of the job"
-        else:
-            why = "no larger input fits into memory"
-        return f"the difference at seams was not measured: {why}"
-
-    def _affordable(self, num_patches: int, free_bytes: int) -> tuple[float, int] | None:
-        """The window and the number of places."""
+    def affordable(self, num_patches: int, free_bytes: int) -> tuple[float, int] | None:
+        """The side of a window, in those of a patch, and the number of places; None if that would
+        take too long, or more memory than there is."""
         peak = self.net.footprint.peak_bytes
         if peak is None:
             return None
@@ -295,3 +284,15 @@ class SeamTrial:
             others = {*range(-apart.ndim, 0)} - {self._axis}
             apart = apart.mean(tuple(others), keepdims=True)
         return by_distance(apart)
+
+
+def _why_not(trial: SeamTrial, plan: Plan, free_bytes: int) -> str:
+    """Why nothing was measured, in words; empty if there is no seam, or none that is known."""
+    if plan.num_patches == 1 or not plan.facts.seams:
+        return ""
+    why = "the network takes no larger input"
+    if trial.affordable(_MANY, free_bytes) is None:
+        why = "no larger input fits into memory"
+    elif trial.affordable(plan.num_patches, free_bytes) is None:
+        why = f"for {plan.num_patches} patches that would take more than 5 % of the job"
+    return f"the difference at seams was not measured: {why}"
