@@ -256,7 +256,8 @@ def test_the_difference_at_seams_is_measured_on_the_data() -> None:
     measured = trial.measured(job.plan)
     assert "at seams" in measured.facts.seams and measured.facts.seam_error
     few = trial.error(101, 2**30)
-    assert few is not None and (few.places, few.window, few.low) == (1, 1.5, ())
+    assert few is not None and (few.places, few.window, few.low) == (2, 1.25, ())
+    assert " % of the local range at seams, measured on 2 places" in few.line()
     for patches, room in ((20, 2**30), (999, 1000)):  # costs more than it may, or needs more memory
         assert trial.error(patches, room) is None
     for patches, limit, why in (

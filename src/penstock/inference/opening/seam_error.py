@@ -1,9 +1,9 @@
 """How far tiles are from a larger input, measured on the user's data where no overlap is exact.
 
-A patch is computed as the job would, on its device, and again within a window that is half as long
-again, or twice as long where that fits. It does not lie in the middle of the window, where a slope
-of the data would cancel. A patch of about three quarters shows how the difference falls with the
-side.
+A patch is computed as the job would, on its device, and again within a window that is a quarter or
+half as long again, or twice as long where that fits. It does not lie in the middle of the window,
+where a slope of the data would cancel. A patch of about three quarters shows how the difference
+falls with the side.
 
 window  ├────────────────────────────────┤
 tile            ├──────────────┤            its core is compared with the middle of the window
@@ -48,10 +48,12 @@ _MOST_PLACES = 8
 _SHARE = 0.02
 """The most voxels to compute for this, as a share of those of the job: at most a twentieth of its
 time, as a patch alone takes twice as long as one among many."""
+_WINDOWS = {2.0: 1.0, 1.5: 1.0, 1.25: 1.5}
+"""Sides of windows that are tried, in those of a patch: the first that fits at enough places. Its
+part of the share is larger where a window takes no more memory than the forwards before it, as new
+memory is what takes the time."""
 _MANY = 10**6
 """Patches of a job so large that no trial costs more than its share."""
-_WINDOWS = (2.0, 1.5)
-"""Sides of windows that are tried, in those of a patch: the first that fits at enough places."""
 _SMALLER = 0.75
 """Side of the smaller patch, in those of a patch."""
 
@@ -176,13 +178,13 @@ class SeamTrial:
         if peak is None:
             return None
         patch, fits = self.net.shape.patch, []
-        for longer in _WINDOWS:
+        for longer, part in _WINDOWS.items():
             sides = _sides(patch, longer)
             times = math.prod(sides) / math.prod(patch)
             both = patch, _sides(patch, _SMALLER)
             tiles = [(each, len(self._row(each, sides))) for each in both]
             cost = times + sum(math.prod(each) / math.prod(patch) * n for each, n in tiles)
-            places = min(_MOST_PLACES, int(_SHARE * num_patches / cost))
+            places = min(_MOST_PLACES, int(part * _SHARE * num_patches / cost))
             joined = all(n for _, n in tiles)  # two that are blended fit into the window
             # The peak is that of a forward of several patches, and here each window goes alone.
             if places and joined and times * peak / self.net.forward <= free_bytes:

@@ -54,14 +54,16 @@ class SeamError:
     def line(self) -> str:
         """The same in words."""
         places = plural(self.places, "place")
-        on = f"measured on {places} of the data against a side {self.window:.2g} times as long"
+        on = f"measured on {places} of the data against a side {self.window:.3g} times as long"
         if not any(self.by_distance):
             return f"no difference at seams, {on}"
-        what = "of the labels change" if self.labels else "of the range"
+        local = "" if self.low else "local "  # few places do not show the range of the output
+        what = "of the labels change" if self.labels else f"of the {local}range"
         about = f"about {_percent(self.by_distance[self.worst])} % {what} at seams"
-        if self.low:
-            about += f" ({_percent(self.low[self.worst])} to {_percent(self.high[self.worst])} %)"
         score = "" if self.f1 is None else f", F1 {self.f1:.3f} in whole cores"
+        if not self.low:
+            return f"{about}, {on}{score}"
+        about += f" ({_percent(self.low[self.worst])} to {_percent(self.high[self.worst])} %)"
         cure = "larger patches are little better"
         if self.halving is not None:
             cure = f"--patch {self.halving}{', its overlap in proportion,' * self.blended} would "
