@@ -180,14 +180,14 @@ class SeamTrial:
         patch, fits = self.net.shape.patch, []
         for longer, part in _WINDOWS.items():
             sides = _sides(patch, longer)
-            times = math.prod(sides) / math.prod(patch)
+            times = math.prod(sides) / math.prod(patch)  # 1 if a small patch has no such side
             both = patch, _sides(patch, _SMALLER)
             tiles = [(each, len(self._row(each, sides))) for each in both]
             cost = times + sum(math.prod(each) / math.prod(patch) * n for each, n in tiles)
             places = min(_MOST_PLACES, int(part * _SHARE * num_patches / cost))
             joined = all(n for _, n in tiles)  # two that are blended fit into the window
             # The peak is that of a forward of several patches, and here each window goes alone.
-            if places and joined and times * peak / self.net.forward <= free_bytes:
+            if times > 1 and places and joined and times * peak / self.net.forward <= free_bytes:
                 fits.append((longer, places))
         return next((each for each in fits if each[1] >= ENOUGH_PLACES), fits[-1] if fits else None)
 

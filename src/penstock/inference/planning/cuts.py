@@ -15,9 +15,10 @@ from ..tiling.geometry import Geometry, PatchShape, per_axis
 from ..tiling.parts import Parts, fit_parts
 from .memory import Facts
 
-BRICK_VOXELS = 3_000_000
-"""Most voxels that a brick reads. Small bricks take little memory while they are under way;
-below this size the fixed cost of a brick begins to show."""
+BRICK_VOXELS = 4_000_000
+"""Most voxels that a brick reads. Small bricks take little memory while they are under way; at less
+than this the cost of a brick begins to show. Two patches that are chunks of 128 cubed are more, as
+a block is written at once where it is one brick."""
 BLOCK_VOXELS = 2**21
 """Most voxels in a block whose size is chosen here: a chunk of 128 cubed. Small blocks are written
 sooner, so a kill loses less, and one that is a brick need not be copied."""
