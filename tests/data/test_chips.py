@@ -215,7 +215,7 @@ def test_rounding_is_told_and_dtype_keeps_all(tmp_path, capsys) -> None:
     words = words_of(data, tmp_path / "c", "--overlap", "0")
     assert main(words) == 0
     output = capsys.readouterr().out
-    assert "of 1 scenes have more digits than float16" in output and "--dtype float32" in output
+    assert "of 1 scene have more digits than float16" in output and "--dtype float32" in output
     assert main([*words, "--dtype", "float32"]) == 2
     assert "was made with other dtype" in capsys.readouterr().err
     assert main([*words, "--dtype", "float32", "--overwrite-preproc"]) == 0

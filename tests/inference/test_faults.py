@@ -85,7 +85,7 @@ def test_a_block_that_was_never_written_is_never_success(tmp_path, monkeypatch) 
         ({"t": 1}, "--t 1 is out of range: the input has 0 to 0"),
         ({"c": "0:3"}, "--c 1 is out of range"),
         ({"out_spec": np.zeros((24, 24, 23), "uint16")}, "has 23 along x but this job writes 24"),
-        ({"out_spec": ["a.zarr", "b.zarr"]}, "1 head, out (1 channels), but --out-spec names 2"),
+        ({"out_spec": ["a.zarr", "b.zarr"]}, "1 head, out (1 channel), but --out-spec names 2"),
         ({"devices": "cuda:7"}, "--devices cuda:7: this machine has"),
         ({"model_type": "nonesuch"}, "--model-type 'nonesuch' is unknown"),
         ({"model_type": "os:nonesuch"}, "could not be made"),

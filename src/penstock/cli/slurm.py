@@ -122,7 +122,7 @@ def _submit(args: argparse.Namespace) -> int:
             print(f"job {done.id}: {done.name}, {_extent(done)}", flush=True)
     except PenstockError:
         if submitted:
-            print(f"{submitted} of {len(steps)} jobs were submitted", file=sys.stderr)
+            print(f"{submitted} of {plural(len(steps), 'job')} were submitted", file=sys.stderr)
         raise
     print(f"Written: {Path(config.folder) / STUDY_FILE}")
     return 0

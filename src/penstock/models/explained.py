@@ -33,8 +33,8 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
     """
     axes = f"{model.spatial_axes}-D" if model.spatial_axes else "2-D or 3-D"
     channels = plural(model.in_channels, "channel")
-    size = f"{model.parameters:,} parameters, " if model.parameters else ""  # ONNX shows none
-    yield "network", f"{axes}, {size}takes {channels}"
+    size = f", {plural(model.parameters, 'parameter')}" if model.parameters else ""  # ONNX: none
+    yield "network", f"{axes}{size}, takes {channels}"
     recipe = model.recipe or Recipe("")
     if recipe.channels:
         yield "channels", ", ".join(recipe.channels)

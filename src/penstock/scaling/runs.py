@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..base import UsageError
+from ..base import UsageError, plural
 from ..instruments import PHASES
 
 Status = Literal[
@@ -116,8 +116,8 @@ class TrainingRun:
                 raise UsageError(f"{self.source}: its {name} is {value!r}, no whole number")
         if self.devices < 1 or (self.nodes or 1) < 1:
             raise UsageError(
-                f"{self.source}: {self.devices} devices on {self.nodes} nodes; a run has at least "
-                "one of each"
+                f"{self.source}: {plural(self.devices, 'device')} on {self.nodes} nodes; a run "
+                "has at least one of each"
             )
 
     @property

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import StageError, UsageError, absolute, in_order, require, system_errors
+from ...base import StageError, UsageError, absolute, in_order, plural, require, system_errors
 from .data_folder import check_room, clear, finish, mark_unfinished
 from .format import (
     CHECKS,
@@ -106,7 +106,7 @@ def _make_way(
     root: Path, layouts: Mapping[str, ArrayLayout], samples: int, overwrite: bool
 ) -> None:
     need = samples * sum(layout.num_bytes for layout in layouts.values())
-    check_room(root, need, f"{samples} samples", "--samples or --grid")
+    check_room(root, need, plural(samples, "sample"), "--samples or --grid")
     require("tensorstore", "loaders")
     clear(root, overwrite)
     with system_errors(f"OUT {root} cannot be written"):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, require
+from ...base import UsageError, plural, require
 from .frames import Sizes, said_of, shown_channel, sizes_of
 from .protocols import chosen_of
 from .sliced import Asked, FrameStack, OpenedArray
@@ -61,8 +61,9 @@ def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     labels = [*(letter for letter, _ in lead), "c", "y", "x"]
     planned, there = math.prod(counts), attributes.sequenceCount
     array.is_absent = False if there < planned else None
+    held = f"the input holds {plural(there, 'frame')} of {planned}"
     lost = {
-        f"the input holds {there} frames of {planned}; the others read as 0": there < planned,
+        f"{held}; the others read as 0": there < planned,
         "the input's positions of the stage go no further": places,
     }
     return OpenedArray(

@@ -68,7 +68,7 @@ def with_bands(
     if not model.says_channels:
         return replace(model, in_channels=count), [f"the model gets all {count} bands at once"]
     raise UsageError(
-        f"--in-spec {source.name} has {count} bands and model {model.name} takes "
+        f"--in-spec {source.name} has {plural(count, 'band')} and model {model.name} takes "
         f"{plural(model.in_channels, 'channel')}: choose bands by --c, or give --in-channels "
         f"{model.in_channels} if bands are to go through the model by themselves"
     )

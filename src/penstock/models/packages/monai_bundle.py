@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from ...base import as_usage_error, read_json, read_yaml, require
+from ...base import as_usage_error, plural, read_json, read_yaml, require
 from ..recipe import Recipe, Sliding
 from ..user_code import beside
 from ..weights import load_weights
@@ -265,5 +265,7 @@ def _each(
     said = inferer.get(key, default)
     values = said if isinstance(said, list) else [said] * spatial
     if len(values) != spatial or not all(isinstance(v, int | float) and v >= 0 for v in values):
-        raise parcel.refuse(f"{key} of its inferer is {said!r}, and not {spatial} numbers")
+        raise parcel.refuse(
+            f"{key} of its inferer is {said!r}, and not {plural(spatial, 'number')}"
+        )
     return values[::-1]

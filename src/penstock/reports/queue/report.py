@@ -52,7 +52,7 @@ def heading(group: Sequence[QueueCell]) -> str:
     if group[0].reads_only:
         return f"{where}; read while nobody computes"
     step = f"steps of {format_seconds(group[0].compute_s)}"
-    iterations = f"{group[0].iterations} iterations from a full queue"
+    iterations = f"{plural(group[0].iterations, 'iteration')} from a full queue"
     return f"{where}; {step}, {iterations}"
 
 
@@ -104,8 +104,9 @@ def sentences(group: Sequence[QueueCell]) -> list[str]:
         unsettled = "; ".join(cell.name for cell in measured if not cell.settled)
         if unsettled and any(cell.settled for cell in measured):
             lines.append(
-                f"The steady state was not reached within the {group[0].iterations} iterations "
-                f"with {unsettled}: use more --iterations of bench queue."
+                "The steady state was not reached within the "
+                f"{plural(group[0].iterations, 'iteration')} with {unsettled}: use more "
+                "--iterations of bench queue."
             )
     return [*lines, *verdict(group)]
 
@@ -171,7 +172,7 @@ def _of_workers(same: Sequence[QueueCell]) -> list[str]:
     verb = "does not change" if low <= 0 <= high else "changes"
     lines.append(
         f"{depths} {verb} the steady state: {100 * (b.value / a.value - 1):+.1f} % "
-        f"[{100 * low:+.1f} to {100 * high:+.1f} %, {launches} launches]."
+        f"[{100 * low:+.1f} to {100 * high:+.1f} %, {plural(launches, 'launch')}]."
     )
     return lines
 

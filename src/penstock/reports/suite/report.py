@@ -79,7 +79,7 @@ def heading(runs: Sequence[SuiteCell]) -> str:
         what += f" on {case['backbone']}"
     switched = [word for word in ("amp", "compile", "channels_last") if case[word]]
     if training is not None:
-        what += f", {training['parameters']:,} parameters, "
+        what += f", {plural(training['parameters'], 'parameter')}, "
         what += f"{training['world_size']} × {training['device']}"
     samples = next((n for run in runs if (n := run.fact("train_samples"))), None)
     of = f" of {plural(samples, 'sample')}" if samples else ""
@@ -158,7 +158,8 @@ def _of_limits(measured: Sequence[SuiteCell]) -> str:
     """Say which limit most runs have, and which run waits longest for data."""
     limits = Counter(run.limited_by or "nothing known" for run in measured)
     counts = ", ".join(
-        f"{limit} limits {number} of {len(measured)} runs" for limit, number in limits.most_common()
+        f"{limit} limits {number} of {plural(len(measured), 'run')}"
+        for limit, number in limits.most_common()
     )
     most = max(measured, key=lambda run: run.shares["data"] or 0.0)
     shares = most.shares_of("data")
@@ -254,7 +255,7 @@ def draw_suite(runs: Sequence[SuiteCell]) -> Figure:
         panels.append(_panel(runs, Axis(f"{place} memory at most", "B"), peaks))
     waits = [scaled(row["shares"]["data"], 100) for row in rows]
     panels.append(_panel(runs, Axis("Waiting for data, of the epochs", "%"), waits))
-    note = f"{len(runs)} runs, {launches} launches; crosses are failures"
+    note = f"{plural(len(runs), 'run')}, {plural(launches, 'launch')}; crosses are failures"
     return Figure(heading(runs), note, panels, 3)
 
 
@@ -268,7 +269,7 @@ def _panel(
         x, y = [float(batches.index(run.batch)) for run, _ in line], [v for _, v in line]
         rates = [run.throughput if intervals else None for run, _ in line]
         low, high = ([getattr(rate, end, None) for rate in rates] for end in ("low", "high"))
-        series.append(Series(f"{workers} workers", x, y, "dots", place, low=low, high=high))
+        series.append(Series(plural(workers, "worker"), x, y, "dots", place, low=low, high=high))
         failed = [float(batches.index(run.batch)) for run, _ in line if not run.measured]
         if failed:
             zeros = [0.0] * len(failed)

@@ -1,7 +1,5 @@
-"""One attempt of a training, parsed from the lines of a job: its beginning, fields, epochs, scores,
-times of ranks, and its end. It keeps only the fields of a run, so a log of any length takes the
-same memory.
-"""
+"""One attempt of a training, parsed from the lines of a job. It keeps only the fields of a run, so
+a log of any length takes the same memory."""
 
 from __future__ import annotations
 
@@ -35,7 +33,9 @@ _RATE = re.compile(r"\s*(?:/|per )\s*(?:it|step|epoch|batch|sample)")
 _TIMED = re.compile(r"(?i)\s*(total training time|time per epoch)\s*[(\[]([^()\[\]]*)[)\]]\s*:(.*)")
 """A time with a unit, or a rank, beside its name."""
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
-_OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
+_OURS = re.compile(
+    r"[^:]+: [\d,]+ parameters?, \d+ x ([^,]+), ([\d,]{1,19}) steps? of [\d,]+ samples?$"
+)
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
 _SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
 _PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
@@ -256,7 +256,7 @@ def _take_our_epoch(attempt: Attempt, line: re.Match[str]) -> None:
 
 
 def _take_our_device(attempt: Attempt, line: re.Match[str]) -> None:
-    attempt.device, attempt.all_steps = line[1], int(line[2])
+    attempt.device, attempt.all_steps = line[1], int(line[2].replace(",", ""))
 
 
 def _take_phases(attempt: Attempt, line: re.Match[str]) -> None:

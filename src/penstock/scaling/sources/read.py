@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ...base import RESULTS, UsageError, natural, read_json, system_errors
+from ...base import RESULTS, UsageError, natural, plural, read_json, system_errors
 from ...instruments import LEDGER_FILE
 from ...reports import LOG_SUFFIXES, TRACKER_SUFFIXES, places_at
 from ..runs import TrainingRun
@@ -66,7 +66,9 @@ def read_runs(
     kept, twice = each_once(runs)
     if twice:
         more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
-        counts = f"{len(runs)} runs are read, and {len(kept)} count{'s' * (len(kept) == 1)}"
+        counts = (
+            f"{plural(len(runs), 'run')} are read, and {len(kept)} count{'s' * (len(kept) == 1)}"
+        )
         say(f"{counts}: {', '.join(twice[:3])}{more}")
     for sentence in filter(None, map(contradiction, kept)):
         say(sentence)
@@ -267,6 +269,6 @@ def contradiction(run: TrainingRun) -> str | None:
     if abs(run.seconds - whole) <= 0.006 * run.epochs + 0.02 * run.seconds:
         return None
     return (
-        f"{run.source}: {run.seconds:.2f} s in all are not {run.epochs} epochs of "
+        f"{run.source}: {run.seconds:.2f} s in all are not {plural(run.epochs, 'epoch')} of "
         f"{run.epoch_seconds:.2f} s; one of the two is wrong, and then so is the speed-up"
     )
