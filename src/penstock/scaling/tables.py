@@ -17,6 +17,7 @@ WIDE, NARROW = 100, 80
 
 _BECAME = {
     "crashed": "crashed",
+    "out_of_memory": "ran out of memory",
     "cancelled": "was cancelled",
     "preempted": "was preempted",
     "timeout": "ran out of its time",

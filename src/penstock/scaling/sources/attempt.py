@@ -12,7 +12,7 @@ from email.utils import mktime_tz, parsedate_tz
 
 from ...base import leading_seconds
 from ...instruments import PHASES
-from ..runs import COMPARED, Status, end_in
+from ..runs import COMPARED, Status, end_in, is_cause
 from .gpu_readings import GpuReadings
 
 MOST_RANKS = 100_000
@@ -132,7 +132,7 @@ class Attempt:
     @property
     def is_over(self) -> bool:
         """Whether a rank has printed its total, or something ended it for good."""
-        return bool(self.totals) or self.end not in (None, "crashed")
+        return bool(self.totals) or self.end not in (None, "crashed", "out_of_memory")
 
     def of_the_job(self) -> Attempt:
         """A new attempt with the fields of this one's job."""
@@ -177,9 +177,7 @@ class Attempt:
         """
         kept = self.take_lightning(line) or self.gpus.take(line) or self._take_kind(line, _KINDS)
         end = end_in(line)
-        # A job that is stopped or cancelled also ends with an error. SLURM's own message decides.
-        decides = self.end in (None, "crashed") or (self.end == "stopped" and end != "crashed")
-        if end and decides:
+        if end and is_cause(end, self.end):
             self.end = end
         return kept or end is not None
 
