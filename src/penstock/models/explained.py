@@ -30,6 +30,9 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
 
     Returns:
         The pairs, in the order in which they are read.
+
+    Raises:
+        UsageError: Its values are normalised in a way that is not done.
     """
     axes = f"{model.spatial_axes}-D" if model.spatial_axes else "2-D or 3-D"
     channels = plural(model.in_channels, "channel")
@@ -54,11 +57,13 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
     if recipe.mirrors is not None:
         spatial = "zyx"[-(model.spatial_axes or 3) :]
         yield "mirrors", " ".join(spatial[axis] for axis in recipe.mirrors) or "none"
+    if recipe.refused:
+        raise UsageError(recipe.refused)
 
 
 def _values(recipe: Recipe) -> str:
     if recipe.refused:
-        return recipe.refused
+        return "as is not done here"
     if not recipe.normalisation:
         return "not said; infer takes percentiles of the whole volume"
     lines = [how.line() for how in recipe.normalisation]
