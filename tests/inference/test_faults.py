@@ -84,6 +84,7 @@ def test_a_block_that_was_never_written_is_never_success(tmp_path, monkeypatch) 
         ({"trim_voxels": 2}, "--trim-voxels 2 needs an --overlap of at least 4, not 2"),
         ({"t": 1}, "--t 1 is out of range: the input has 0 to 0"),
         ({"c": "0:3"}, "--c 1 is out of range"),
+        ({"c": "DAPI"}, "a range like 0:5; the input has no names for its 1 channel"),
         ({"out_spec": np.zeros((24, 24, 23), "uint16")}, "has 23 along x but this job writes 24"),
         ({"out_spec": ["a.zarr", "b.zarr"]}, "1 head, out (1 channel), but --out-spec names 2"),
         ({"devices": "cuda:7"}, "--devices cuda:7: this machine has"),

@@ -227,6 +227,8 @@ def select(
             chosen += [start + names.index(item)] if named else named_range(item, start, stop)
         except (ValueError, TypeError):
             there = f", nor one of {', '.join(names)}" if any(names) else ""
+            if flag == "--c" and not there:
+                there = f"; the input has no names for its {plural(stop - start, 'channel')}"
             raise UsageError(
                 f"{flag} {item!r} is not all, an index or a range like 0:5{there}"
             ) from None
