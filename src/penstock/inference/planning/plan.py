@@ -20,6 +20,7 @@ from ..tiling.parts import Extent, Parts
 from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, reads
 from .cuts import cuts
 from .memory import (
+    CPU_FORWARD,
     HEAP_GAPS,
     KEPT_GAPS,
     LEVEL_VOXEL_BYTES,
@@ -141,9 +142,11 @@ class Plan:
             # Blocks are held on the network's grid, which may be the finer one.
             finer = self.facts.domain.size > self.facts.written.size
             coarser = "a larger --voxel-size" if finer else None
+            # A forward is of few patches for any batch, which is held beside them.
+            batch = "--batch or " if self.facts.batch > CPU_FORWARD else ""
             cure = {
                 "base": "a smaller model",
-                "forward": f"a smaller --batch or --patch (now {in_words(self.geometry.patch)})",
+                "forward": f"a smaller {batch}--patch (now {in_words(self.geometry.patch)})",
                 "assembly": coarser or f"a smaller --block (now {in_words(self.geometry.block)})",
                 "bricks": "fewer --prep-workers",
                 "writing": coarser or "fewer --writer-workers",
