@@ -168,8 +168,7 @@ class Plan:
         geometry, memory, facts, size = self.geometry, self.memory, self.facts, format_bytes
         volumes = plural(facts.num_volumes, "volume")
         yield "volume", f"{in_words(geometry.written.shape)} voxels, {volumes}"
-        word = "patch" if self.num_patches == 1 else "patches"
-        patches = f"{format_count(self.num_patches)} {word} in batches of {facts.batch}"
+        patches = f"{_counted(self.num_patches, 'patch')} in batches of {facts.batch}"
         sides = f"{in_words(geometry.patch)}, overlap {in_words(geometry.overlap)}, {geometry.seam}"
         yield "patch", f"{sides}; {patches}"
         if facts.seams:
@@ -271,7 +270,7 @@ def make_plan(
 
 def _counted(count: int, noun: str) -> str:
     """A count in short form, such as ``18.9 k blocks``, as a petabyte has many."""
-    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
+    return f"{format_count(count)} {plural(count, noun).partition(' ')[2]}"
 
 
 def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) -> Iterator[Plan]:

@@ -266,6 +266,6 @@ def _each(
     values = said if isinstance(said, list) else [said] * spatial
     if len(values) != spatial or not all(isinstance(v, int | float) and v >= 0 for v in values):
         raise parcel.refuse(
-            f"{key} of its inferer is {said!r}, and not {plural(spatial, 'number')}"
+            f"{key} of its inferer is {said!r}, and not {plural(spatial, 'number')} of 0 or more"
         )
     return values[::-1]

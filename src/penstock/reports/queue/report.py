@@ -221,7 +221,8 @@ def draw_queue(cells: Sequence[QueueCell], source: str) -> Figure:
     where += f"{'' if first.reads_only else iterations}; {plural(len(cells), 'case')} of {source}"
     if first.reads_only:
         places, seconds = np.arange(len(ordered)), column_of(ordered, "read_s")
-        bars = Series("", places, seconds, "bars", texts=_words(seconds))
+        texts = [format_seconds(value) if np.isfinite(value) else "" for value in seconds]
+        bars = Series("", places, seconds, "bars", texts=texts)
         x = Axis("Workers", ticks=[str(cell.workers) for cell in ordered])
         panel = Panel("", x, Axis("Time of a batch", "s"), [bars])
         return Figure("Batches read while nobody computes", where, [panel])
@@ -258,7 +259,3 @@ def _seconds_panel(cells: Sequence[QueueCell]) -> Panel:
     names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in cells]
     axis = Axis("Workers, queue", ticks=names)
     return Panel("From a full queue on", axis, Axis("Time of an iteration", "s"), series)
-
-
-def _words(seconds: Sequence[float]) -> list[str]:
-    return [format_seconds(value) if np.isfinite(value) else "" for value in seconds]
