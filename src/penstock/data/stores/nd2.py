@@ -41,8 +41,7 @@ def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     counts = [loop.count for loop in loops]
     places = _positions(loops)
     position = chosen_of(places or {0: ""}, asked.series, "positions", asked.where)
-    channels = attributes.componentCount
-    frame = (channels, attributes.heightPx, attributes.widthPx)
+    frame = (attributes.componentCount, attributes.heightPx, attributes.widthPx)
     samples = reader.components_per_channel
     packed = attributes.compressionType == "lossless"
 

@@ -52,8 +52,7 @@ class Forward:
 
     def run(self, batch: Tensor) -> list[Tensor]:
         """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
-        model = self.job.net.model
-        heads = model.heads(self.module(batch.to(self._dtype)))
+        heads = self.job.net.model.heads(self.module(batch.to(self._dtype)))
         outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
         return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
 

@@ -193,8 +193,7 @@ def said_kinds(said: Sequence[str] | None, heads: Sequence[HeadFacts]) -> list[H
 def default_dtype(head: HeadFacts, source: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a new output. Labels that a net returns as floats become int32."""
     if head.reduction is not None and head.kind == "labels":
-        name = str(head.reduction.dtype(head.channels)).removeprefix("torch.")
-        return np.dtype(name)
+        return np.dtype(str(head.reduction.dtype(head.channels)).removeprefix("torch."))
     if head.recipe is not None and head.recipe.dtype is not None:
         return np.dtype(head.recipe.dtype)
     if head.kind == "intensity":

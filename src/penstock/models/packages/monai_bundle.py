@@ -125,8 +125,7 @@ def _resolved(config: Mapping[str, Any], value: Any, depth: int = 0) -> Any:
     if depth > 20:
         return value
     if isinstance(value, str) and value.startswith("@"):
-        parts = value[1:].replace("#", "::").split("::")
-        named = _of(config, *parts)
+        named = _of(config, *value[1:].replace("#", "::").split("::"))
         return value if named is None else _resolved(config, named, depth + 1)
     if isinstance(value, Mapping):
         return {key: _resolved(config, each, depth + 1) for key, each in value.items()}

@@ -139,8 +139,7 @@ def _failure(run: SuiteCell) -> str:
 
 
 def _of_best(measured: Sequence[SuiteCell]) -> str:
-    ranked = sorted(measured, key=_rate, reverse=True)
-    best, *others = ranked
+    best, *others = sorted(measured, key=_rate, reverse=True)
     line = f"Most samples a second: {best.name}, {_spread(best)}"
     if not others:
         return line + "."
@@ -162,8 +161,7 @@ def _of_limits(measured: Sequence[SuiteCell]) -> str:
         for limit, number in limits.most_common()
     )
     most = max(measured, key=lambda run: run.shares["data"] or 0.0)
-    shares = most.shares_of("data")
-    spread = of_launches(shares, "{:.0%}".format)
+    spread = of_launches(most.shares_of("data"), "{:.0%}".format)
     return (
         f"{counts[:1].upper()}{counts[1:]}; {most.name} waits longest for data, "
         f"{most.shares['data']:.0%} of its epochs [{spread}]."
@@ -176,8 +174,7 @@ def _rate(run: SuiteCell) -> float:
 
 def _spread(run: SuiteCell) -> str:
     assert run.throughput is not None
-    launches = plural(run.launches, "launch")
-    ends = bracket(run.throughput, launches, significant)
+    ends = bracket(run.throughput, plural(run.launches, "launch"), significant)
     return f"{significant(run.throughput.value)} {ends}"
 
 
