@@ -187,7 +187,8 @@ def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
     for stored in run.outputs:
         if stored.written.is_file:
             return no_block_again(stored.written.name)
-    model, outputs = str(run.settings.get("model_type")), [*map(_spec, run.specs)]
+    model = str(run.settings.get("model_type"))
+    outputs = [json.dumps(spec) if isinstance(spec, dict) else str(spec) for spec in run.specs]
     place = [] if config.run_dir is None else ["--run-dir", str(run.folder)]
     try:
         check_model_name(model, "--model")
@@ -206,7 +207,3 @@ def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
         return f"This makes them: {shlex.join(['penstock', 'repair', *outputs, *place])}"
     words = ["penstock", "repair", *outputs, *place, "--model", config.model or model]
     return f"This makes them, and runs the code of that model: {shlex.join(words)}"
-
-
-def _spec(spec: Any) -> str:
-    return json.dumps(spec) if isinstance(spec, dict) else str(spec)
