@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.base import plural
 
 from .anew import OPTIONAL, WAYS, run_anew, run_fresh
 from .house import (
@@ -337,6 +338,17 @@ def test_functions_that_doors_hand_out_tell_their_arguments() -> None:
 
 
 CHECKS = {"assert", "raises", "warns", "fail", "AssertionError"}
+
+
+def test_what_is_counted_is_said_by_plural() -> None:
+    """No message says "1 scenes": a length before a noun that `plural` is given elsewhere."""
+    calls = [call for file in files() for call in nodes(file, ast.Call)]
+    words = [call.args[1] for call in calls if ast.unparse(call.func) == "plural"]
+    many = "|".join(plural(2, w.value)[2:] for w in words if isinstance(w, ast.Constant))
+    texts = [text for file in files() for text in nodes(file, ast.JoinedStr)]
+    pairs = [pair for text in texts for pair in pairwise(map(ast.unparse, text.values))]
+    wrong = [b for a, b in pairs if a.startswith("{len(") and re.match(rf"[\"'] ({many})\b", b)]
+    assert many and wrong == []
 
 
 def _words(function: ast.AST) -> Iterator[str]:

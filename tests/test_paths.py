@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -192,6 +193,27 @@ def test_names_of_files_may_hold_the_signs_of_urls_and_json(beside: Path) -> Non
     np.save("{a}?.npy", DATA)
     assert main(["convert", "{a}?.npy", "what?.tif"]) == 0
     assert (open_source("what?.tif").read(open_source("what?.tif").domain) == DATA).all()
+
+
+@pytest.mark.parametrize("name", ["a::b", "c|zip:", "d::|e"])
+def test_names_of_files_may_hold_the_signs_of_specs(name: str, beside: Path) -> None:
+    with h5py.File(f"{name}.h5", "w") as file:
+        file["raw"], file["other"] = DATA, DATA[:1]
+    assert main(["convert", f"{name}.h5::raw", f"{name}.zarr"]) == 0
+    assert main(["convert", f"{name}.zarr", f"{name}.tif"]) == 0
+    for place in (f"{name}.h5::raw", f"{name}.zarr", f"{name}.tif"):
+        assert (open_source(place).read(open_source(place).domain) == DATA).all()
+
+
+def test_a_backslash_that_would_be_a_slash_is_refused(beside: Path, capsys) -> None:
+    np.save("a\\b.npy", DATA)
+    for words in (
+        ["convert", "a\\b.npy", "a\\b.zarr"], ["convert", "a\\b.npy", "a\\b.tif"],
+        ["generate", "ufs-p1", "a\\b", "--samples", "1", "--grid", "8", "8"],
+    ):  # fmt: skip
+        assert main(words) == 2
+        assert "TensorStore takes its backslash for a slash; rename it" in capsys.readouterr().err
+    assert not Path("a").exists()
 
 
 @pytest.mark.parametrize("name", ["./~draft", "~nobody-at-all"])

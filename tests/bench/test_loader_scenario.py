@@ -79,7 +79,7 @@ def _short(batch: dict[str, Any], number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_one_bit, "0 came twice, 1 did not come and 1 arrays were wrong"),
+        (_one_bit, "0 came twice, 1 did not come and 1 array came wrong"),
         (_twice, "came twice"),
         (_short, r"a batch has \[1\] rows, not 2"),
     ],
@@ -174,7 +174,7 @@ def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path) 
     scenario = LoaderScenario(case(copy, loader="zarr"))
     (path, *_) = scenario._data.files_of(scenario._order.items(0, 0))
     path.unlink()
-    with pytest.raises(WrongResult, match="1 did not come and 1 arrays were wrong"):
+    with pytest.raises(WrongResult, match="1 did not come and 1 array came wrong"):
         measured(scenario)
 
 

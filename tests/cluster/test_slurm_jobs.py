@@ -351,7 +351,10 @@ def test_without_slurm_it_says_so(name: str, tmp_path, monkeypatch, capsys) -> N
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "No such file"),
+        (
+            None,
+            "No such file.*; give a folder that jobs were submitted from, its study.json",
+        ),
         ("{", "is not a list of jobs that penstock slurm submit wrote"),
         ('[{"id": 1}]', "is not a list of jobs"),
         ("{}", "is not a list of jobs"),
@@ -362,6 +365,13 @@ def test_what_is_no_study(tmp_path, text: str | None, sentence: str) -> None:
         (tmp_path / "study.json").write_text(text)
     with pytest.raises(UsageError, match=sentence):
         slurm.read_study(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["status", "cancel"])
+def test_jobs_are_named(kind: str, capsys) -> None:
+    assert main(["slurm", kind]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("penstock slurm: no job is named; give a folder that jobs were")
 
 
 def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:

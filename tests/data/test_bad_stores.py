@@ -116,7 +116,7 @@ class TestBadInput:
             ),
             (cut_level, r"a\.zarr: .*/0/zarr\.json is damaged or cut: it is not valid JSON$"),
             (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
-            (lambda d: np.zeros(3), "--in-spec: 1 dimensions; 2 to 5 can be read"),
+            (lambda d: np.zeros(3), "--in-spec: 1 dimension; 2 to 5 can be read"),
             (lambda d: np.zeros((0, 5, 6)), "^--in-spec: has 0 along z"),
             (empty, r"a\.zarr: has 0 along z"),
             (
@@ -189,7 +189,7 @@ class TestBadInput:
                 *(out_spec({"driver": "file", "path": "a"}) | {"creat": True}, {}),
                 r'--out-spec: Object includes extra members: "creat"$',
             ),
-            (np.zeros(3, "u1"), {}, "1 dimensions; 2 to 5"),
+            (np.zeros(3, "u1"), {}, "1 dimension; 2 to 5"),
         ],
     )
     def test_sink(self, out: Any, options: Any, message: str, tmp_path) -> None:

@@ -201,6 +201,20 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path) -> None
         Chips(tmp_path / "c").read(0)
 
 
+def test_radar_that_is_not_in_decibels_is_noted(tmp_path, capsys) -> None:
+    import rasterio
+
+    data = tmp_path / "d"
+    write_data_set(data, (CHIP, CHIP), scenes=2, validation=1, objects=2, tiff="strips", seed=0)
+    (path,) = data.glob("train/*/VV_dB.tif")
+    with rasterio.open(path, "r+") as file:
+        values = file.read(1)
+        file.write(np.where(values == NODATA, values, np.abs(values)), 1)
+    assert main(words_of(data, tmp_path / "c", "--overlap", "0")) == 0
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if "in dB" in line)
+    assert "train: 1 of 1 scene: VV_dB.tif has no value below 0, as the sea has in dB" in note
+
+
 def test_rounding_is_told_and_dtype_keeps_all(tmp_path, capsys) -> None:
     import rasterio
 
@@ -215,7 +229,7 @@ def test_rounding_is_told_and_dtype_keeps_all(tmp_path, capsys) -> None:
     words = words_of(data, tmp_path / "c", "--overlap", "0")
     assert main(words) == 0
     output = capsys.readouterr().out
-    assert "of 1 scenes have more digits than float16" in output and "--dtype float32" in output
+    assert "of 1 scene have more digits than float16" in output and "--dtype float32" in output
     assert main([*words, "--dtype", "float32"]) == 2
     assert "was made with other dtype" in capsys.readouterr().err
     assert main([*words, "--dtype", "float32", "--overwrite-preproc"]) == 0

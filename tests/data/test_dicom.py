@@ -148,7 +148,7 @@ def test_what_is_no_slice_is_refused() -> None:
         refused("chest", "IM2: ")
     refused("chest", "is truncated: 3045 bytes of 3046 are there")
     write_slice("all.dcm", 0, NumberOfFrames=2**31 - 1)
-    refused("all.dcm", "is truncated: it cannot hold 2147483647 frames in")
+    refused("all.dcm", "is truncated: it cannot hold 2,147,483,647 frames in")
     Path("foreign.dcm").write_bytes(b"no" * 99)
     refused("foreign.dcm", "foreign.dcm: not a readable DICOM file")
     refused("none.dcm", "no such file")

@@ -361,7 +361,7 @@ def test_odd_metadata_of_an_image(how: dict[str, Any], outcome: Any, tmp_path) -
     for name, value in outcome.items():
         assert getattr(source, name) == value
     if how.get("axes") == "cyx":
-        assert "omero metadata has 1 channels and the array has 10" in source.notes[0]
+        assert "omero metadata has 1 channel and the array has 10" in source.notes[0]
 
 
 @pytest.mark.parametrize("file", [".zattrs", ".zarray"])

@@ -51,7 +51,7 @@ def test_generate_makes_a_volume(specimen: Specimen, tmp_path, monkeypatch, caps
     np.testing.assert_array_equal(volume, specimen.image(Box((0, 0, 0), (16, 20, 24))))
     out, err = capsys.readouterr()
     assert "v.zarr: 16 x 20 x 24 voxels (z, y, x) of uint16" in out
-    assert err.splitlines()[-1] == f"{16 * 20 * 24} of {16 * 20 * 24} voxels"
+    assert err.splitlines()[-1] == f"{16 * 20 * 24:,} of {16 * 20 * 24:,} voxels"
     assert main(words) == 2
     assert "use --overwrite" in capsys.readouterr().err
     words[2] = str(tmp_path / "clean.zarr")

@@ -33,7 +33,7 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
 def test_what_is_done_is_not_done_again(data: Path, chipped: Path, capsys) -> None:
     before = everything(chipped)
     assert main(words_of(data, chipped, "--overlap", str(OVERLAP))) == 0
-    assert "2 scenes were done before" in capsys.readouterr().out
+    assert "done before: 2 scenes" in capsys.readouterr().out
     after = everything(chipped)
     for name, (when, what) in before.items():
         assert after[name][1] == what
@@ -71,12 +71,12 @@ def test_a_changed_raster_is_cut_again_if_told(data: Path, chipped: Path, tmp_pa
         shutil.copytree(made, tmp_path / folder)
     words = words_of(tmp_path / "d", tmp_path / "c", "--overlap", str(OVERLAP))
     assert main(words) == 0
-    assert "2 scenes were done before" in capsys.readouterr().out
+    assert "done before: 2 scenes" in capsys.readouterr().out
     raster = next((tmp_path / "d" / "train").glob("*/VH_dB.tif"))
     raster.touch()
     shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("c/*/0/0/0/0")}
     assert main(words) == 0
-    assert "2 scenes were done before" in capsys.readouterr().out, "what is in it is the same"
+    assert "done before: 2 scenes" in capsys.readouterr().out, "what is in it is the same"
     assert all(path.stat().st_mtime_ns == when for path, when in shards.items())
     manifests = everything(tmp_path / "c")
     assert main(words) == 0 and everything(tmp_path / "c").keys() == manifests.keys()
@@ -98,7 +98,7 @@ def test_rows_of_one_scene_leave_others_done(data: Path, chipped: Path, tmp_path
     first = next(name for name in scene_folders(data, "train") if name in rows[0])
     labels.write_text("\n".join([header, *sorted(rows, key=lambda row: first in row)]) + "\n")
     assert main(words) == 0
-    assert "2 scenes were done before" in capsys.readouterr().out
+    assert "done before: 2 scenes" in capsys.readouterr().out
     labels.write_text("\n".join([header, *rows[1:]]) + "\n")
     assert main(words) == 2
     err = capsys.readouterr().err
@@ -203,7 +203,7 @@ def nothing_valid(data: Path) -> None:
         ),
         (put_outside, r"train.csv line 3: row 330, column \d+ is outside scene .* 330 x 470"),
         (no_train, "--data-root .* has no folder train or training"),
-        (nothing_valid, "2 scenes under .*train give no chip with a valid pixel"),
+        (nothing_valid, "no chip of 2 scenes under .*train has a valid pixel"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(damage, sentence, data, tmp_path, capsys) -> None:

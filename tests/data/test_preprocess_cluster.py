@@ -52,7 +52,7 @@ def test_a_scene_that_fails_is_named_and_the_others_are_kept(
     os.utime(raster, ns=(times.st_atime_ns, times.st_mtime_ns))
     with forked_workers():
         assert main(words) == 0
-    assert "1 scenes were done before" in capsys.readouterr().out
+    assert "done before: 1 scene\n" in capsys.readouterr().out
     without = {"manifest.json"}  # it has the times of the copies, which rounding may change
     assert {n: b for n, b in everything(out).items() if Path(n).name not in without} == {
         n: b for n, b in everything(chipped).items() if Path(n).name not in without

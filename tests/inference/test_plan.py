@@ -75,6 +75,13 @@ def test_too_little_device_memory_is_refused() -> None:
         plan.refuse()
 
 
+def test_a_smaller_batch_is_no_cure_where_it_is_the_smallest() -> None:
+    for batch, cure in ((2, "a smaller --patch"), (64, "a smaller --batch or --patch")):
+        large = facts((512,) * 3, batch=batch, forward_bytes=10**12)
+        with pytest.raises(penstock.Refused, match=rf"; give {cure} \(now 64"):
+            make_plan(config(), large, SEED).refuse()
+
+
 def test_what_autocast_keeps_and_what_is_pinned_is_counted() -> None:
     gpu: dict[str, Any] = {"devices": ("cuda",), "device_bytes": 10**11, "weight_bytes": 10**9}
     plain, half = (

@@ -238,7 +238,7 @@ def test_what_is_absent_is_told_from_what_is_lost(here: None, capsys) -> None:
     [
         (["--mask", "far.zarr"], "--mask far.zarr does not overlap the input: along z apart"),
         (["--mask", "other.npy"], "other.npy says no size of a voxel: it is not known where"),
-        (["--mask", "two.npy"], "1 time points and 2 channels; it must have one channel"),
+        (["--mask", "two.npy"], "1 time point and 2 channels; it must have one channel"),
         (["--mask", "no.zarr"], "--mask no.zarr"),
         (["--box", "0:5", "0:5"], "--box 0:5 0:5 has 2 ranges; give one for each of z y x"),
         (["--box", "0:5", "0:99", ":"], "--box 0:5 0:99 :: y of the input goes from 0 to 34, and"),

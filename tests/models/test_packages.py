@@ -190,6 +190,10 @@ def test_what_an_nnunet_wants_and_is_not_done_is_refused(tmp_path, capsys) -> No
         return str(caught.value)
 
     assert "Mine" in refused(configuration={"normalization_schemes": ["Mine"]})
+    assert main(["info", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert "patch" in out and "penstock infer" not in out
+    assert "its normalisation Mine is not one of CT" in err and err.count("\n") == 1
     assert "cascade" in refused(configuration={"previous_stage": "3d_lowres"})
     other = refused(channels={"0": "CT", "1": "PET"})
     assert "belongs to another model than the network of its plans (nnUNetTrainer may" in other

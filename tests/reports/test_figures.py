@@ -141,7 +141,7 @@ def test_a_reference_file_with_nulls_and_nothing_else(tmp_path) -> None:
         ('{"schema": 1, "queues": {"prep": 4}, "cpu_count": 2}\n', "no sample"),
         (
             '{"system_monitor": {"t_rel_s": [1, 2], "cpu_percent": [5]}}',
-            "1 values of cpu_percent for 2 times",
+            "1 value of cpu_percent for 2 times",
         ),
         ('{"schema": 1, "queues": {"prep": 4}, "cpu_count": 2}\n{"t": 0, "cp', "no sample"),
         ('{"queue_monitor": {"queues": {"a": {"samples": [{"t": 1}]}}}}', "metrics that are dam"),

@@ -129,3 +129,16 @@ def test_the_ratio_of_two_runs_is_that_of_the_times_beside_it(factor: float) -> 
         assert each.ratio.value == pytest.approx(each.b / each.a)
         assert each.ratio.low <= each.ratio.value <= each.ratio.high
         assert row.ratio is not None and row.ratio.value == each.ratio.value
+
+
+def test_a_number_that_no_float_holds_is_one_sentence(tmp_path, capsys) -> None:
+    a, b = training(tmp_path / "a", WAITING), training(tmp_path / "b", COMPUTING)
+    file = b / "training_results.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"samples_per_s": 10**399}))
+    kept = record().model_copy(update={"facts": {"score": 10**399}})
+    ledger = tmp_path / "big.jsonl"
+    ledger.write_text(kept.model_dump_json(by_alias=True) + "\n")
+    for side, place in ((b, file), (ledger, f"{ledger}, line 1")):
+        assert run(a, side) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(place) in line and line.endswith("it has a number of 400 digits")

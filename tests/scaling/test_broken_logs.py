@@ -18,7 +18,12 @@ ENDS: list[tuple[str, Status]] = [
     ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***", "preempted"),
     ("*** JOB 5 ON n1 CANCELLED AT 2026-11-22T01:48:59 DUE TO JOB REQUEUE ***", "preempted"),
     ("*** JOB 7 ON a CANCELLED AT 2026-03-03 DUE TO NODE FAILURE, SEE SLURMCTLD ***", "preempted"),
-    ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "crashed"),
+    ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "out_of_memory"),
+    ("*** STEP 7.0 ON n1 CANCELLED AT 2026 ***\nn1: task 0: Out Of Memory", "out_of_memory"),
+    ("Detected 1 oom_kill event\nn1: task 1: Exited with exit code 137", "out_of_memory"),
+    ("oom-kill event(s) in step 7.0\n*** STEP 7.0 ON n1 CANCELLED AT 2026 ***", "out_of_memory"),
+    ("n1: task 0: Exited with exit code 1\nState: OUT_OF_MEMORY (exit code 0)", "out_of_memory"),
+    ("W cuda: CUDA_ERROR_OUT_OF_MEMORY, tries again", "unfinished"),
     ("Traceback (most recent call last):\nRuntimeError: CUDA out of memory", "crashed"),
     ("srun: error: n1: task 0: Exited with exit code 1", "crashed"),
     (
@@ -30,9 +35,8 @@ ENDS: list[tuple[str, Status]] = [
 """The last words of a job, and what became of it."""
 
 
-@pytest.mark.parametrize(
-    "end, status, where", [*((*end, "out") for end in ENDS), (*ENDS[0], "err")]
-)
+@pytest.mark.parametrize("where", ["out", "err"])
+@pytest.mark.parametrize("end, status", ENDS)
 def test_partial_results_are_kept_and_marked(tmp_path, end: str, status: str, where: str) -> None:
     text = log("7", 4, None, done=20)
     files = {"slurm-7.out": text + end * (where == "out"), "slurm-7.err": end * (where == "err")}

@@ -128,11 +128,13 @@ def test_in_a_folder_nothing_bad_stops_the_rest(tmp_path) -> None:
                   "torn.zip is not an archive"):  # fmt: skip
         (sentence,) = (each for each in said if words in each)
         assert sentence.endswith("; it is passed over")
-    assert len(said) == 6
+    assert f"1 log without a run passed over: {tmp_path / 'empty.out'}" in said
+    assert len(said) == 7
 
 
 def test_a_folder_stands_for_its_logs_by_any_usual_name(tmp_path) -> None:
     write(tmp_path, {"one.log": log("1", 1, 362.45), "two.out": log("2", 4, 95.23)})
     # Anybody's log, in which something broke that was no training.
     write(tmp_path, {"server.log": "Traceback (most recent call last):\nOSError: no\n"})
-    assert heard(tmp_path) == ([("1", 1), ("2", 4)], [])
+    bare = f"1 log without a run passed over: {tmp_path / 'server.log'}"
+    assert heard(tmp_path) == ([("1", 1), ("2", 4)], [bare])

@@ -191,7 +191,7 @@ def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path
         ({"tile_size": "8x8"}, "--tile-size 8x8 has 2 axes; model"),
         ({"model": "identity"}, "--model identity has no parameters to train"),
         ({"model": "nothing"}, "'nothing' is unknown"),
-        ({"channels": 3}, "--in-spec has 1 channels; model tests.training.kit:tiny takes 3"),
+        ({"channels": 3}, "--in-spec has 1 channel; model tests.training.kit:tiny takes 3"),
         ({"dtype": "float16", "amp": True}, "--amp casts float32 weights"),
         ({"weights": "no.pt"}, "--weights no.pt: there is no such file"),
     ],

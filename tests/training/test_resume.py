@@ -189,11 +189,17 @@ def test_a_full_disk_is_named_with_the_file(folder: str, file: str, tmp_path, mo
             draft.symlink_to("/dev/full")
         return draft
 
-    monkeypatch.setattr(files, "_draft", full)
-    out = tmp_path / "run"
-    with pytest.raises(PenstockError, match=rf"{file} could not be saved: no space left on device"):
-        train_workload("spiral", config_of(out, epochs=1))
+    out, sentence = tmp_path / "run", rf"{file} could not be saved: no space left on device; "
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_draft", full)
+        with pytest.raises(PenstockError, match=f"{sentence}nothing .* --overwrite begins anew"):
+            train_workload("spiral", config_of(out, epochs=1))
     assert not list(out.rglob("*.part")) and not (out / "checkpoints" / "last.pt").exists()
+    if folder == "checkpoints":
+        train_workload("spiral", config_of(out, epochs=1, overwrite=True))
+        monkeypatch.setattr(files, "_draft", full)
+        with pytest.raises(PenstockError, match=f"{sentence}what was .* --resume goes on from it"):
+            train_workload("spiral", config_of(out, epochs=2, resume=True))
 
 
 def test_a_run_that_only_validates_still_tells_its_loss(tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 from .groups import with_each
@@ -26,12 +27,19 @@ def parsed_json(text: str | bytes) -> Any:
     """The document in a text of JSON.
 
     Raises:
-        ValueError: It is not JSON, or it is nested deeper than Python reads.
+        ValueError: It is not JSON, it is nested deeper than Python reads, or it has a whole number
+            that no float can hold.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > sys.float_info.max_10_exp:
+        raise ValueError(f"it has a number of {len(digits)} digits")
+    return int(digits)
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:

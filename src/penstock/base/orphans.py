@@ -38,8 +38,7 @@ def end_with_parent(number: int = KILL) -> None:
     named = os.environ.get(PARENT, "")
     if not named.isdecimal() or int(named) == os.getpid():
         return
-    parent = os.getppid()
-    watched = (parent, int(named), number)  # they differ if torchrun stands between
+    watched = (os.getppid(), int(named), number)  # they differ if torchrun stands between
     threading.Thread(target=_watch, args=watched, name="parent", daemon=True).start()
 
 

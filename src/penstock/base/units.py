@@ -171,11 +171,11 @@ def plural(count: int, thing: str) -> str:
     Returns:
         The number and the word, in the plural unless it is 1.
 
-    >>> plural(1, "case"), plural(5000, "launch"), plural(2, "epoch")
-    ('1 case', '5,000 launches', '2 epochs')
+    >>> plural(1, "case"), plural(5000, "launch"), plural(2, "epoch"), plural(3, "axis")
+    ('1 case', '5,000 launches', '2 epochs', '3 axes')
     """
-    ending = "es" if re.search("(s|x|[^o]ch)$", thing) else "s"  # batches, and epochs
-    return f"{count:,} {thing}{ending * (count != 1)}"
+    many = re.sub("(s|x|[^o]ch)$", r"\1e", thing.removesuffix("is")) + "s"  # batches, and epochs
+    return f"{count:,} {thing if count == 1 else many}"
 
 
 def format_bytes(count: float) -> str:

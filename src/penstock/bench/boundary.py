@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from statistics import linear_regression
 from typing import Any, Literal, NamedTuple
 
-from ..base import UsageError, format_bytes
+from ..base import UsageError, format_bytes, plural
 from ..instruments import (
     Ledger,
     Record,
@@ -103,7 +103,7 @@ class Limit:
                 f" (margin {100 * self.margin:.1f} %{', on the cliff' * self.cliff})"
             )
         if self.alloc_retries:
-            text += f", and the allocator had to retry {self.alloc_retries} times"
+            text += f", and the allocator had to retry {plural(self.alloc_retries, 'time')}"
         if self.failing_batch is None:
             return text + "; no larger one was allowed."
         text += f"; {self.failing_batch} does not"

@@ -273,7 +273,7 @@ def _loader_sweep(
 
 def _loader_outcome(record: Record) -> str:
     seconds = record.samples_s["step"]
-    return f"{format_seconds(statistics.mean(seconds))} a batch, {len(seconds)} batches"
+    return f"{format_seconds(statistics.mean(seconds))} a batch, {plural(len(seconds), 'batch')}"
 
 
 def _queue(args: argparse.Namespace) -> int:
@@ -287,8 +287,8 @@ def _queue(args: argparse.Namespace) -> int:
     launches = LAUNCHES[config.effort]
     with launcher_of(config, [args.data], ledger) as launcher:
         ask_worker("queue", cases[0], config.timeout, launcher)
-        counts = f"{launches_each(launches)}, {config.iterations} iterations in each"
-        print(f"{len(cases)} cases, {counts}")
+        counts = f"{launches_each(launches)}, {plural(config.iterations, 'iteration')} in each"
+        print(f"{plural(len(cases), 'case')}, {counts}")
         records = sweep(
             "queue",
             cases,

@@ -227,7 +227,10 @@ def step_outcome(record: Record) -> str:
     """The median step time of a launch, its number of samples, and why sampling stopped."""
     step = format_seconds(statistics.median(record.samples_s["step"]))
     unstable = ", never steady" if record.warmup.settled is False else ""
-    return f"{step} a step, {len(record.samples_s['step'])} samples ({record.stop}{unstable})"
+    return (
+        f"{step} a step, {plural(len(record.samples_s['step']), 'sample')} "
+        f"({record.stop}{unstable})"
+    )
 
 
 def launches_each(count: int) -> str:

@@ -17,6 +17,7 @@ from ..base import (
     format_bytes,
     from_flags,
     json_text,
+    plural,
     significant,
     write_output,
 )
@@ -82,7 +83,7 @@ def limited(block: Block) -> tuple[str, list[str]]:
     memory = limits["cgroup_memory_bytes"]
     granted = f"{significant(quota)} cores" if quota else "all cores"
     lines = [
-        f"affinity     {f'{affinity} of {cores} cores' if affinity else MISSING}",
+        f"affinity     {f'{affinity} of ' + plural(cores, 'core') if affinity else MISSING}",
         f"cgroup       {granted}, {format_bytes(memory) if memory else 'all memory'}",
     ]
     return "Limits", lines

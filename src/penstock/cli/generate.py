@@ -182,7 +182,7 @@ def _write(
 
 def _volume(out: Path, config: GenerateConfig) -> int:
     specimen = Specimen(config.seed)
-    with counted_progress(math.prod(config.shape), "voxels") as progress:
+    with counted_progress(math.prod(config.shape), "voxel") as progress:
         write_volume(
             out,
             config.shape,
@@ -204,7 +204,7 @@ def _workers(config: GenerateConfig) -> int:
 def _xview3(out: Path, config: GenerateConfig) -> int:
     clear_data_set(out, config.overwrite)
     validation = config.validation or max(1, config.scenes // 4)
-    with counted_progress(config.scenes, "scenes") as progress:
+    with counted_progress(config.scenes, "scene") as progress:
         counts = write_data_set(
             out,
             config.size,
@@ -215,9 +215,15 @@ def _xview3(out: Path, config: GenerateConfig) -> int:
             seed=config.seed,
             progress=progress,
         )
-    print(f"{out}: {config.scenes} scenes of {config.size[0]} x {config.size[1]} pixels of 10 m")
+    print(
+        f"{out}: {plural(config.scenes, 'scene')} of {config.size[0]} x {config.size[1]} pixels "
+        "of 10 m"
+    )
     for split, number in (("train", config.scenes - validation), ("validation", validation)):
-        print(f"{split}: {number} scenes, {counts[split]} labels in {out / 'labels' / split}.csv")
+        print(
+            f"{split}: {plural(number, 'scene')}, {plural(counts[split], 'label')} in "
+            f"{out / 'labels' / split}.csv"
+        )
     return 0
 
 

@@ -33,6 +33,7 @@ from ..base import (
     from_flags,
     importing,
     one_heap,
+    plural,
     signals_handled,
 )
 from ..inference import EndRequest, Plan, Progress
@@ -151,8 +152,9 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
                 # A line that cannot be written, for example to a full disk, ends no job.
                 with contextlib.suppress(OSError):
                     say(
-                        f"{done} of {planned} patches, {blocks} of {progress.blocks_planned} "
-                        f"blocks written, {rate if done else 'no patch is computed yet'}"
+                        f"{done:,} of {plural(planned, 'patch')}, {blocks:,} of "
+                        f"{plural(progress.blocks_planned, 'block')} written, "
+                        f"{rate if done else 'no patch is computed yet'}"
                     )
 
         yield show

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..base import NetworkKnobs, UsageError, add_flags, from_flags
+from ..base import NetworkKnobs, UsageError, add_flags, from_flags, plural
 from ..data import in_words
 from ..models import check_model_name
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     reach = reach_of(model, axes)
     overlap = least_overlap(reach) if reach.exact else None
     bits = bits_that_vary(model, axes, args.compile)
-    print(f"model     {model.name}, {axes} axes")
+    print(f"model     {model.name}, {plural(axes, 'axis')}")
     if overlap is None:
         print(f"tiling    {reach.line()}")
     else:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"grid      {period}; sides of patches: multiples of {step}")
         print(f"context   {in_words(reach.before)} before a core, {in_words(reach.after)} after")
         print(f"tiling    exact with --overlap {' '.join(map(str, overlap))}, checked at "
-              f"{reach.places} places")  # fmt: skip
+              f"{plural(reach.places, 'place')}")  # fmt: skip
     for what, varies in bits.items():
         words = {True: "depend on it", False: "do not depend on it", None: "not known"}
         print(f"{what:<9} bits {words[varies]} (patches of {BITS_SIDE})")

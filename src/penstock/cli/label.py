@@ -41,7 +41,7 @@ def run_labelling(config: LabelConfig) -> int:
             # --prepare has said them.
             for word, text in () if config.joins else labelling.plan_lines():
                 print(f"{word:<9} {text}")
-            progress = counted_progress(labelling.voxels, "voxels", "labelling")
+            progress = counted_progress(labelling.voxels, "voxel", "labelling")
             return stack.enter_context(progress)
 
         if config.cluster is not None:
@@ -97,6 +97,6 @@ def _drawn(file: Path, cutouts: Sequence[Cutout]) -> Path:
             panel.imshow(cutout.around[..., None] * (0.2, 0.5, 1, 0.35))
             panel.imshow(cutout.body[..., None] * (1, 0.5, 0, 0.5))
             place = " ".join(map(str, cutout.low))
-            title = f"{cutout.number}: {cutout.voxels:,} voxels\nfrom z y x {place}"
+            title = f"{cutout.number}: {plural(cutout.voxels, 'voxel')}\nfrom z y x {place}"
             panel.set_title(title, fontsize=8)
     return file

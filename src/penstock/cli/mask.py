@@ -7,13 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from ..base import (
-    Overwriting,
-    UsageError,
-    add_flags,
-    check_outputs,
-    from_flags,
-)
+from ..base import Overwriting, UsageError, add_flags, check_outputs, from_flags, plural
 from ..data import CoarseView, SampleMask, coarse_view, mask_sink, sample_mask, write_mask
 from .info import infer_line
 from .progress import figures_of, picture
@@ -70,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"voxels    {' x '.join(map(str, view.array.shape))} (z y x)")
     by = "as given" if args.above is not None or args.below is not None else "by Otsu's method"
     print(f"sample    {'above' if mask.brighter else 'below'} {mask.threshold:g}, {by}")
-    print(f"share     {mask.inside.mean():.1%} of all voxels, {mask.kept} of {mask.parts} parts")
+    print(
+        f"share     {mask.inside.mean():.1%} of all voxels, {mask.kept} of "
+        f"{plural(mask.parts, 'part')}"
+    )
     if "://" not in args.out:
         for file in figures_of(lambda: [_drawn(view, mask, drawing, replace)]):
             print(f"picture   {file}")

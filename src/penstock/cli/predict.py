@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..base import PredictConfig, add_flags, from_flags
+from ..base import PredictConfig, add_flags, from_flags, plural
 from ..cluster import connect
 from ..instruments import Nvml
 from .one_launch import keep_launch
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
 
         def begin(total: int) -> Callable[[int], None]:
-            return stack.enter_context(counted_progress(total, "windows", "looking"))
+            return stack.enter_context(counted_progress(total, "window", "looking"))
 
         workers = None
         if config.cluster is not None:
@@ -45,10 +45,11 @@ def run(args: argparse.Namespace) -> int:
         notes = workers.notes("scene") if workers else []
     took = time.perf_counter() - began
     passed = f", {done.empty} without data passed over" if done.empty else ""
-    skipped = f", {done.skipped} scenes by an earlier run" if done.skipped else ""
+    skipped = f", {plural(done.skipped, 'scene')} by an earlier run" if done.skipped else ""
     print(
-        f"{config.output}: {len(done.objects)} objects in {done.scenes + done.skipped} scenes, "
-        f"{done.windows} windows{passed}, in {took:.1f} s{skipped}"
+        f"{config.output}: {plural(len(done.objects), 'object')} in "
+        f"{plural(done.scenes + done.skipped, 'scene')}, "
+        f"{plural(done.windows, 'window')}{passed}, in {took:.1f} s{skipped}"
     )
     print(f"least score {done.settings.threshold:.3f}, {done.settings.because}")
     for note in (*done.notes, *notes):

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
-from ..base import PreprocessConfig, UsageError, add_flags, check_folder, from_flags
+from ..base import PreprocessConfig, UsageError, add_flags, check_folder, from_flags, plural
 from ..cluster import Workers, connect
 from ..data import (
     CHIP_LIBRARIES,
@@ -81,7 +81,7 @@ def _cut(
     """Cut the scenes of a split and print a summary. Returns the counts and the seconds."""
     split, name, file, folders, labels = work
     began = time.perf_counter()
-    with counted_progress(len(folders), "scenes", f"cutting {split}") as progress:
+    with counted_progress(len(folders), "scene", f"cutting {split}") as progress:
         done = preprocess_scenes(
             folders,
             labels,
@@ -99,9 +99,9 @@ def _cut(
         )
     took = time.perf_counter() - began
     print(
-        f"{config.output_dir / name}: {done.chips} chips of {done.scenes} scenes, "
-        f"{done.labels} labels, in {took:.1f} s"
-        + (f"; {done.resumed} scenes were done before" if done.resumed else "")
+        f"{config.output_dir / name}: {plural(done.chips, 'chip')} of "
+        f"{plural(done.scenes, 'scene')}, {plural(done.labels, 'label')}, in {took:.1f} s"
+        + (f"; done before: {plural(done.resumed, 'scene')}" if done.resumed else "")
     )
     for line in summary_lines(done):
         print(f"{config.output_dir / name}: {line}")
@@ -113,17 +113,18 @@ def summary_lines(done: Done) -> list[str]:
     shares = ", ".join(f"{name} {100 * share:.4g} %" for name, share in done.valid.items())
     lines = [f"pixels with a value: {shares}"]
     if done.empty_chips:
-        bare = f", with {done.empty_scenes} scenes without a label" * bool(done.empty_scenes)
+        without = plural(done.empty_scenes, "scene")
+        bare = f", with {without} without a label" * bool(done.empty_scenes)
         lines.append(f"{done.empty_chips} of {done.chips} chips hold no object{bare}: background")
     if done.labels_unseen:
         lines.append(f"{done.labels_unseen} of {done.labels} labels lie where radar has no value")
     if done.rounded:
         lines.append(
-            f"the rasters of {done.rounded} scenes have more digits than float16, to which chips "
-            "round them (about 3 digits); --dtype float32 keeps more (with --overwrite-preproc if "
-            "chips exist)"
+            f"the rasters of {plural(done.rounded, 'scene')} have more digits than float16, to "
+            "which chips round them (about 3 digits); --dtype float32 keeps more (with "
+            "--overwrite-preproc if chips exist)"
         )
-    of = f"of {done.scenes} scenes"
+    of = f"of {plural(done.scenes, 'scene')}"
     return [*lines, *(f"{scenes} {of}: {note}" for note, scenes in done.notes.items())]
 
 
@@ -145,7 +146,7 @@ def _matched(
     if lacking and not partial:
         raise UsageError(
             f"scene {lacking[0]} of {file} has no folder with a raster ({len(lacking)} of "
-            f"{len(labels)} scenes); --partial takes only scenes with both"
+            f"{plural(len(labels), 'scene')}); --partial takes only scenes with both"
         )
     if not both:
         raise UsageError(f"no scene has both a folder and labels in {file}")

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base import MissingDependency, UsageError, require, writing_output
+from ..base import MissingDependency, UsageError, plural, require, writing_output
 
 
 class Bar(NamedTuple):
@@ -54,13 +54,13 @@ def drawn_bar(before: str, after: str, **fields: Any) -> Iterator[Bar | None]:
 
 @contextlib.contextmanager
 def counted_progress(
-    total: int, unit: str = "samples", doing: str = "generating"
+    total: int, unit: str = "sample", doing: str = "generating"
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal, or print a line at each tenth otherwise.
 
     Args:
         total: Number of things to do.
-        unit: The word for them.
+        unit: The word for one of them.
         doing: The text left of the bar.
 
     Yields:
@@ -72,9 +72,9 @@ def counted_progress(
         nonlocal said
         if (tenth := 10 * done // max(1, total)) > said:
             said = tenth
-            say(f"{done} of {total} {unit}")
+            say(f"{done:,} of {plural(total, unit)}")
 
-    with drawn_bar(doing, unit) as bar:
+    with drawn_bar(doing, plural(total, unit).partition(" ")[2]) as bar:
         yield say_tenth if bar is None else lambda done: bar.update(completed=done, total=total)
 
 

@@ -93,7 +93,7 @@ def make_levels(
     total = sum(math.prod(level.shape) for level in levels)
     with (
         OutputLock.briefly([open_written(path, name)], take_over) as lock,
-        counted_progress(total, "voxels", "adding levels") as show,
+        counted_progress(total, "voxel", "adding levels") as show,
     ):
         for reason in lock.lacking:
             say(f"{reason}; make sure that nobody else writes it")

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"Repaired: {plural(summary.blocks_written, 'block')} computed again")
     written = None if proof.unlisted else sorted(proof.bad)
     count = run.num_blocks if written is None else len(written)
-    with counted_progress(count, "blocks", "verifying") as counted:
+    with counted_progress(count, "block", "verifying") as counted:
         again = open_run(args.output, config.run_dir)
         left = verify_run(again, config.readers, config.retry_for, counted, written)
     for finding in left.findings:

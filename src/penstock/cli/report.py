@@ -86,8 +86,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--html {args.html}: the name of a page ends with .html")
     for output in outputs:
         if output.suffix in REPORT_SUFFIXES and not output.is_dir():
-            files = [path for path in args.places if path.is_file()]
-            check_report(output, overwrite, files)
+            check_report(output, overwrite, [path for path in args.places if path.is_file()])
     places, others, searched = _sorted(args.places)
     records = records_of(places)
     if not records and args.csv:

@@ -19,6 +19,7 @@ from ..base import (
     check_folder,
     check_outputs,
     from_flags,
+    plural,
     write_output,
 )
 from ..reports import Section, in_text, markdown_page
@@ -193,5 +194,5 @@ def _device(paths: list[Path]) -> DeviceStep:
 def _run(path: Path) -> TrainingRun:
     runs = read_runs([path], _say)
     if len(runs) > 1:
-        raise UsageError(f"{path} holds {len(runs)} runs; simulate takes one")
+        raise UsageError(f"{path} holds {plural(len(runs), 'run')}; simulate takes one")
     return runs[0]

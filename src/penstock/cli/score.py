@@ -74,7 +74,7 @@ def _scenes_apart(predicted: Objects, labels: Objects) -> list[str]:
         others = f"{plural(len(true), 'scene')} such as {min(true)}"
         line = f"No scene id of --inference-file, such as {apart[0]}, is in --label-file ({others})"
         return [f"{line}: no prediction can match a label."]
-    line = f"{len(apart)} of {len(scenes)} scenes of --inference-file have no label"
+    line = f"{len(apart)} of {plural(len(scenes), 'scene')} of --inference-file have no label"
     return [f"{line}, such as {apart[0]}."]
 
 

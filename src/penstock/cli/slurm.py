@@ -27,6 +27,7 @@ from ..base import (
 )
 from ..cluster import (
     STUDY_FILE,
+    TARGETS,
     Command,
     SlurmJob,
     Step,
@@ -93,9 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds["submit"].add_argument(
         "--dry-run", action="store_true", help="print the scripts and submit nothing"
     )
-    about = "a folder that jobs were submitted from, its study.json, or numbers of jobs"
     for name in ("status", "cancel"):
-        kinds[name].add_argument("jobs", nargs="+", metavar="JOBS", help=about)
+        kinds[name].add_argument("jobs", nargs="*", metavar="JOBS", help=TARGETS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,7 +122,7 @@ def _submit(args: argparse.Namespace) -> int:
             print(f"job {done.id}: {done.name}, {_extent(done)}", flush=True)
     except PenstockError:
         if submitted:
-            print(f"{submitted} of {len(steps)} jobs were submitted", file=sys.stderr)
+            print(f"{submitted} of {plural(len(steps), 'job')} were submitted", file=sys.stderr)
         raise
     print(f"Written: {Path(config.folder) / STUDY_FILE}")
     return 0

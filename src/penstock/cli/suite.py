@@ -243,7 +243,7 @@ def _plan(
     launches, devices = LAUNCHES[config.effort], ", ".join(facts["gpus"]) or "no GPU"
     samples = f"{plural(facts['train_samples'], 'sample')} to train on"
     samples += f" and {facts['val_samples']} to validate on"
-    return [f"{len(cases)} runs, {launches_each(launches)}; {samples}; {devices}", *notes]
+    return [f"{plural(len(cases), 'run')}, {launches_each(launches)}; {samples}; {devices}", *notes]
 
 
 def _outcome(record: Record) -> str:

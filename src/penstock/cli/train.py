@@ -93,14 +93,16 @@ def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
     """Lines that summarise the results of a run."""
     ranks, best = results["ranks"], results["best"]
     devices = f"{results['world_size']} x {results['device']}"
-    model = f"{results['parameters']:,} parameters, {devices}"
-    steps = f"{results['steps']} steps of {results['global_batch_size']} samples"
+    model = f"{plural(results['parameters'], 'parameter')}, {devices}"
+    steps = (
+        f"{plural(results['steps'], 'step')} of {plural(results['global_batch_size'], 'sample')}"
+    )
     lines = [f"{results['workload']}: {model}, {steps}"]
     if results["samples_per_s"]:
         lines.append(
-            f"{significant(results['samples_per_s'])} samples/s: {results['samples']:,} samples "
-            f"in {format_seconds(results['training_s'])}, and "
-            f"{format_seconds(results['validation_s'])} of validation"
+            f"{significant(results['samples_per_s'])} samples/s: "
+            f"{plural(results['samples'], 'sample')} in {format_seconds(results['training_s'])}, "
+            f"and {format_seconds(results['validation_s'])} of validation"
         )
     if repeated := results.get("repeated_samples"):
         lines.append(

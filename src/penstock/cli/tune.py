@@ -27,6 +27,7 @@ from ..base import (
     format_bytes,
     format_seconds,
     from_flags,
+    plural,
     usable_cores,
 )
 from ..bench import (
@@ -173,7 +174,9 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> tuple[int, dic
     ) as loader:
         size, samples, engine = loader.batch_bytes, loader.order.num_items, loader.engine
         if batch > samples:
-            raise UsageError(f"--batch-size {batch} is more than the {samples} samples of {data}")
+            raise UsageError(
+                f"--batch-size {batch} is more than the {plural(samples, 'sample')} of {data}"
+            )
         taken = {
             n: (n + 1) * size + engine.scratch_bytes + engine.bytes_in_flight(batch, n)
             for n in QUEUES
@@ -181,8 +184,9 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> tuple[int, dic
     fits = {n: total for n, total in taken.items() if total <= memory}
     if not fits:
         raise UsageError(
-            f"--max-memory {format_bytes(memory)} holds no two batches of {batch} samples, "
-            f"{format_bytes(size)} each, and what reading them takes: give a smaller --batch-size"
+            f"--max-memory {format_bytes(memory)} holds no two batches of "
+            f"{plural(batch, 'sample')}, {format_bytes(size)} each, and what reading them takes: "
+            "give a smaller --batch-size"
         )
     return size, fits
 

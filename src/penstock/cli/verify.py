@@ -84,14 +84,14 @@ def proven(args: argparse.Namespace, config: VerifyConfig) -> tuple[RunFolder, P
     one_heap()
     run = open_run(args.output, config.run_dir)
     check_outputs(("--json", args.json), replace=config.overwrite, inputs=[Path(run.folder.place)])
-    with counted_progress(run.num_blocks, "blocks", "verifying") as progress:
+    with counted_progress(run.num_blocks, "block", "verifying") as progress:
         proof = verify_run(run, config.readers, config.retry_for, progress)
     done = None
     if config.recompute is not None:
         from ..inference import recompute_blocks, sample
 
         keys = sample(run, proof, config.recompute, config.seed)
-        with counted_progress(len(keys), "blocks", "computing") as progress:
+        with counted_progress(len(keys), "block", "computing") as progress:
             done = recompute_blocks(run, proof, keys, config, progress)
         proof.findings += done.findings
     if args.json is not None:
@@ -132,7 +132,7 @@ def _lines(
 ) -> Iterator[str]:
     names = ", ".join(stored.written.name for stored in run.outputs)
     yield (
-        f"{names}: {proof.proven:,} of {proof.blocks:,} blocks are proven, "
+        f"{names}: {proof.proven:,} of {plural(proof.blocks, 'block')} are proven, "
         f"{format_bytes(proof.proven_bytes)} of values, by the checksums in {run.folder}"
     )
     yield from (f"Not locked: {reason}" for reason in run.lacking)
@@ -141,7 +141,7 @@ def _lines(
     if done is not None:
         differ = len({finding.key for finding in done.findings})
         yield (
-            f"Computed anew: {done.sampled:,} of {done.population:,} blocks (--seed "
+            f"Computed anew: {done.sampled:,} of {plural(done.population, 'block')} (--seed "
             f"{config.seed}): {done.equal:,} have the same bits"
             f"{f'; {differ:,} differ' if differ else ''}"
         )
@@ -187,7 +187,8 @@ def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
     for stored in run.outputs:
         if stored.written.is_file:
             return no_block_again(stored.written.name)
-    model, outputs = str(run.settings.get("model_type")), [*map(_spec, run.specs)]
+    model = str(run.settings.get("model_type"))
+    outputs = [json.dumps(spec) if isinstance(spec, dict) else str(spec) for spec in run.specs]
     place = [] if config.run_dir is None else ["--run-dir", str(run.folder)]
     try:
         check_model_name(model, "--model")
@@ -206,7 +207,3 @@ def _cure(run: RunFolder, proof: Proof, config: VerifyConfig) -> str:
         return f"This makes them: {shlex.join(['penstock', 'repair', *outputs, *place])}"
     words = ["penstock", "repair", *outputs, *place, "--model", config.model or model]
     return f"This makes them, and runs the code of that model: {shlex.join(words)}"
-
-
-def _spec(spec: Any) -> str:
-    return json.dumps(spec) if isinstance(spec, dict) else str(spec)

@@ -23,6 +23,7 @@ from .place import own_job as own_job
 from .place import restarts_of as restarts_of
 from .place import tasks_elsewhere as tasks_elsewhere
 from .slurm_jobs import STUDY_FILE as STUDY_FILE
+from .slurm_jobs import TARGETS as TARGETS
 from .slurm_jobs import SlurmJob as SlurmJob
 from .slurm_jobs import check_places as check_places
 from .slurm_jobs import requeue_job as requeue_job

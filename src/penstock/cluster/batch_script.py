@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..base import SlurmConfig, UsageError, at_home, check_file, has_login, read_yaml, scrub
+from ..base import SlurmConfig, UsageError, at_home, check_file, has_login, plural, read_yaml, scrub
 from .slurm_steps import ELEMENT, Command, is_share
 
 SHIPPED = Path(__file__).parent / "presets"
@@ -240,8 +240,8 @@ def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:
     nodes = -(-ranks // full)
     if ranks > full and ranks % full:
         raise UsageError(
-            f"--study {ranks}: {ranks} ranks do not fill {nodes} nodes of {full} each; take a "
-            f"multiple of {full}"
+            f"--study {ranks}: {ranks} ranks do not fill {plural(nodes, 'node')} of {full} each; "
+            f"take a multiple of {full}"
         )
     tasks = min(ranks, full)
     changes: dict[str, Any] = {

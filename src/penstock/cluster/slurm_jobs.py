@@ -29,6 +29,8 @@ from .batch_script import log_of, slurm_script
 from .slurm_steps import Command, Kind, Step
 
 STUDY_FILE = "study.json"
+TARGETS = f"a folder that jobs were submitted from, its {STUDY_FILE}, or numbers of jobs"
+"""The jobs that a command may look at, in words."""
 SAY_WITHIN_S = 60.0
 """Most seconds that a command of SLURM may take. A busy controller answers late."""
 
@@ -60,7 +62,7 @@ def read_study(path: Path) -> list[SlurmJob]:
     try:
         return TypeAdapter(list[SlurmJob]).validate_json(path.read_text())
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+        raise UsageError(f"{path}: {error.strerror}; give {TARGETS}") from error
     except (ValidationError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not a list of jobs that penstock slurm submit wrote"

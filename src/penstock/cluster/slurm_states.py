@@ -25,7 +25,7 @@ from ..base import (
     number_ranges,
     plural,
 )
-from .slurm_jobs import SlurmJob, ask_slurm, complaint_of, read_study
+from .slurm_jobs import TARGETS, SlurmJob, ask_slurm, complaint_of, read_study
 
 UNKNOWN = "unknown to SLURM: its log says how it ended"
 """The state of a job that SLURM has forgotten."""
@@ -189,8 +189,10 @@ def job_statuses(targets: Sequence[str]) -> list[JobState]:
         A row for each job, and for each element of an array.
 
     Raises:
-        UsageError: SLURM does not know a number, or a study cannot be read.
+        UsageError: There is no target, SLURM does not know a number, or a study cannot be read.
     """
+    if not targets:
+        raise UsageError(f"no job is named; give {TARGETS}")
     submitted: dict[str, SlurmJob | None] = {}
     for target in targets:
         # A file may have a number for its name.

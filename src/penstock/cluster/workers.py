@@ -91,7 +91,7 @@ class Workers:
             what = f"no worker of {self.where} was there"
             if len(self.gone) > 1:
                 limit = f" (memory limit {format_bytes(self.gone[-1])})" if self.gone[-1] else ""
-                gone = f"{len(self.gone)} workers of {self.where}{limit} left or died"
+                gone = f"{plural(len(self.gone), 'worker')} of {self.where}{limit} left or died"
                 what = f"{gone}, and there was no progress"
             raise Incomplete(
                 f"{what} for {format_seconds(waited)} (--worker-timeout); if the run had begun, "

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import UsageError, as_usage_error, require
+from ..base import UsageError, as_usage_error, plural, require
 from .netcdf_steps import gaps_of, is_axis, values_of
 from .packed.format import ArrayLayout, channel_name
 
@@ -257,8 +257,9 @@ def _ids(
     crossing = len(inside) - len(ids)
     if not ids:
         raise UsageError(
-            f"{where}: {axis} has {len(before)} steps, too few{' without a gap' * bool(crossing)} "
-            f"for --offsets {' '.join(map(str, offsets))} and --target-offset {target_offset}"
+            f"{where}: {axis} has {plural(len(before), 'step')}, too "
+            f"few{' without a gap' * bool(crossing)} for --offsets {' '.join(map(str, offsets))} "
+            f"and --target-offset {target_offset}"
         )
     if samples is not None and samples > len(ids):
         raise UsageError(f"--samples {samples}: {where} gives {len(ids)}")

@@ -109,5 +109,4 @@ def run_job(
         with run.at_work():
             compute(run, range(len(run.parts)), find_scalings(run), progress)
         run.watch.check_written("run again with --resume")
-        summary = run.watch.summary()
-        return completed(job, journal, lock, summary, run.request)
+        return completed(job, journal, lock, run.watch.summary(), run.request)

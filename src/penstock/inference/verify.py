@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from ..base import Flow, Incomplete, PenstockError, Stopped, describe
+from ..base import Flow, Incomplete, PenstockError, Stopped, describe, plural
 from ..data import Box, Grid, Source, indices, is_damage
 from ..instruments import Probe
 from .run_folder.block_log import Key, digest_of
@@ -177,7 +177,9 @@ def _difference(stored: Stored, box: Box) -> str:
         return _NOTHING
     what = "has other values than were written"
     if absent:
-        what += f"; not stored: {len(absent)} of its {len(cells)} chunks, first {absent[0]}"
+        what += (
+            f"; not stored: {len(absent)} of its {plural(len(cells), 'chunk')}, first {absent[0]}"
+        )
     return what
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..base import UsageError, canonical, redacted
+from ..base import UsageError, canonical, parsed_json, redacted
 
 SCHEMA = 1
 
@@ -168,13 +168,14 @@ def parse_record(line: str | bytes) -> Record:
         UsageError: the record is of another schema.
         ValueError: the line is not a record.
     """
+    document = parsed_json(line)
     try:
-        schema = _Header.model_validate_json(line).schema_version
+        schema = _Header.model_validate(document).schema_version
         if schema != SCHEMA:
             raise UsageError(
                 f"the record is of schema {schema}; this Penstock reads schema {SCHEMA}"
             )
-        return Record.model_validate_json(line)
+        return Record.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])

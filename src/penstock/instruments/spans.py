@@ -35,7 +35,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from ..base import begin_output, end_output
+from ..base import begin_output, end_output, plural
 
 Clock = Callable[[], float]
 
@@ -194,7 +194,7 @@ def bottleneck(
         return "There was nothing left to do."
     most = max(stages, key=lambda name: stages[name].busy)
     share = stages[most].busy / sum(stage.busy for stage in stages.values())
-    of_all = f"{cores} cores{' of each worker' * (workers > 1)}"
+    of_all = f"{plural(cores, 'core')}{' of each worker' * (workers > 1)}"
     if cpu_seconds >= 0.85 * cores * seconds:
         return (
             f"Bound by the processor: {cpu_seconds / seconds:.1f} of {of_all} were busy; "

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import UsageError
+from ..base import UsageError, plural
 
 Index = tuple[Any, ...]
 """An index of numpy: slices, and a whole number for the time axis of a batch."""
@@ -51,8 +51,8 @@ class PatchGrid:
             given = getattr(self, name)
             if given and len(given) != len(self.shape):
                 raise UsageError(
-                    f"the patch {self.shape} has {len(self.shape)} axes, its {name} {given} "
-                    f"has {len(given)}"
+                    f"the patch {self.shape} has {plural(len(self.shape), 'axis')}, its {name} "
+                    f"{given} has {len(given)}"
                 )
         if min(self.shape + self.stride, default=0) < 1:
             raise UsageError(f"patch {self.shape} and stride {self.stride} must be at least 1")

@@ -289,7 +289,7 @@ def _most_buffers(loader: Loader, needed: int) -> int | None:
         if loader.engine.name != "native":
             remedy += ", or take engine native where it reads the arrays: it needs less scratch"
         raise Refused(
-            f"max_memory {format_bytes(limit)} is too little for {needed} batches of "
+            f"max_memory {format_bytes(limit)} is too little for {plural(needed, 'batch')} of "
             f"{format_bytes(nbytes)} (queue {loader.config.queue} and one in use) and "
             f"{format_bytes(loader.scratch_bytes)} of scratch and cache; {remedy}"
         )

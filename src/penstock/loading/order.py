@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import UsageError
+from ..base import UsageError, plural
 from .permutation import Items, make_key, permute, permute_windows
 
 _AT_ONCE = 1024
@@ -80,11 +80,13 @@ class Order:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
-            raise UsageError(f"rank {self.rank} is not one of the {self.world_size} ranks from 0")
+            raise UsageError(
+                f"rank {self.rank} is not one of the {plural(self.world_size, 'rank')} from 0"
+            )
         if self.drop_last and self.num_batches == 0:
             raise UsageError(
                 f"an epoch of {self.num_items} items does not fill one global batch of "
-                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
+                f"{self.global_batch} ({self.batch_size} x {plural(self.world_size, 'rank')}); "
                 "lower batch_size, or keep the last batch with drop_last=False"
             )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Refused, UsageError, format_bytes, require
+from ..base import Refused, UsageError, format_bytes, plural, require
 
 _ALIGN = 64
 
@@ -78,8 +78,9 @@ class Ring:
         """Allow one buffer more, since the user holds the others. `Refused` at the limit."""
         if self._limit is not None and self._most >= self._limit:
             raise Refused(
-                f"all {self._most} batches of {format_bytes(self.nbytes)} that max_memory allows "
-                "are still held; let go of some (copy what must be kept), or raise max_memory"
+                f"all {plural(self._most, 'batch')} of {format_bytes(self.nbytes)} that "
+                "max_memory allows are still held; let go of some (copy what must be kept), or "
+                "raise max_memory"
             )
         self._most += 1
 

@@ -30,11 +30,14 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
 
     Returns:
         The pairs, in the order in which they are read.
+
+    Raises:
+        UsageError: Its values are normalised in a way that is not done.
     """
     axes = f"{model.spatial_axes}-D" if model.spatial_axes else "2-D or 3-D"
     channels = plural(model.in_channels, "channel")
-    size = f"{model.parameters:,} parameters, " if model.parameters else ""  # ONNX shows none
-    yield "network", f"{axes}, {size}takes {channels}"
+    size = f", {plural(model.parameters, 'parameter')}" if model.parameters else ""  # ONNX: none
+    yield "network", f"{axes}{size}, takes {channels}"
     recipe = model.recipe or Recipe("")
     if recipe.channels:
         yield "channels", ", ".join(recipe.channels)
@@ -54,11 +57,13 @@ def model_lines(model: Model) -> Iterator[tuple[str, str]]:
     if recipe.mirrors is not None:
         spatial = "zyx"[-(model.spatial_axes or 3) :]
         yield "mirrors", " ".join(spatial[axis] for axis in recipe.mirrors) or "none"
+    if recipe.refused:
+        raise UsageError(recipe.refused)
 
 
 def _values(recipe: Recipe) -> str:
     if recipe.refused:
-        return recipe.refused
+        return "as is not done here"
     if not recipe.normalisation:
         return "not said; infer takes percentiles of the whole volume"
     lines = [how.line() for how in recipe.normalisation]

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from ..base import RESULTS, HeadKind, UsageError, extension_names, find_extension
+from ..base import RESULTS, HeadKind, UsageError, extension_names, find_extension, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Reach:
             f"{low}" if low == high else f"{low} before, {high} after"
             for low, high in zip(self.before, self.after, strict=True)
         )
-        return f"reach {' / '.join(sides)}, checked at {self.places} places"
+        return f"reach {' / '.join(sides)}, checked at {plural(self.places, 'place')}"
 
 
 _HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base import UsageError, as_usage_error, require
+from ..base import UsageError, as_usage_error, plural, require
 from ..data import is_file
 
 _WRAPPERS = ("module", "_orig_mod")
@@ -138,7 +138,7 @@ def put_weights(module: nn.Module, name: str, state: State, place: str) -> None:
     shown = [f"lacks {key}" for key in missing] + [f"has an unknown {key}" for key in extra] + wrong
     if shown:
         raise UsageError(
-            f"{place} belongs to another model than {name}: {len(missing)} tensors "
+            f"{place} belongs to another model than {name}: {plural(len(missing), 'tensor')} "
             f"missing, {len(extra)} unknown, {len(wrong)} of another shape; it {shown[0]}"
         )
     # A module's own `set_extra_state` may raise anything.

@@ -244,7 +244,7 @@ def of_machines(records: Sequence[Record]) -> list[str]:
     for where, launches in group_by(records, _machine).items():
         counts = [f"{number} on {host}" for host, number in sorted(hosts_of(launches).items())]
         hosts = f"; launches by host: {listed(counts)}" if counts else ""
-        lines.append(f"{len(launches)} launches, {_days(launches)}: {where}{hosts}")
+        lines.append(f"{plural(len(launches), 'launch')}, {_days(launches)}: {where}{hosts}")
     return lines
 
 

@@ -89,8 +89,8 @@ def read_csv(path: Path, needs: Iterable[str]) -> tuple[list[str], list[Row]]:
     for number, line in enumerate(lines[1 : -1 if torn else None], 2):
         if len(line) != len(header):
             raise UsageError(
-                f"{path}, line {number}: {len(line)} fields under a header of {len(header)}; "
-                "mend or move the file"
+                f"{path}, line {number}: {plural(len(line), 'field')} under a header of "
+                f"{len(header)}; mend or move the file"
             )
         rows.append(dict(zip(header, line, strict=True)))
     return header, rows

@@ -115,7 +115,7 @@ def _verdict_of(
     if ratio is None:
         if a_failed == b_failed != "":
             return "same", f"both: {a_failed}"
-        return "inconclusive", f"{n} launches of A and {m} of B measured this{notes}"
+        return "inconclusive", f"{plural(n, 'launch')} of A and {m} of B measured this{notes}"
     if min(n, m) == 1:
         return "inconclusive", f"one launch is never compared (A has {n}, B has {m}){notes}"
     if p is None:
@@ -329,4 +329,5 @@ def _of_values(
 
 
 def _ends(read: Sequence[Sequence[float]]) -> str:
-    return f"{len(read[0])} + {len(read[1])} launches" if min(map(len, read)) > 1 else _NO_INTERVAL
+    a, b = map(len, read)
+    return f"{a} + {plural(b, 'launch')}" if min(a, b) > 1 else _NO_INTERVAL

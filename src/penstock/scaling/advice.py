@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ..base import significant
+from ..base import plural, significant
 from ..instruments import CONFIDENCE, Interval
 from .estimates import difference, why_none
 from .runs import WAIT, TrainingRun, phases_of, share
@@ -81,7 +81,7 @@ def _basis(study: Study, point: ScalingPoint) -> str:
     if text == "-":
         return f"[{why_none(point.efficiency)}]"
     ours, base = len(point.at.runs), len(study.base.runs)
-    runs = f"{ours} runs each" if ours == base else f"{ours} and {base} runs"
+    runs = f"{plural(ours, 'run')} each" if ours == base else f"{ours} and {plural(base, 'run')}"
     return f"[{text} %, {runs}]"
 
 
@@ -143,7 +143,9 @@ def quality(study: Study) -> Iterator[str]:
 
 def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -> str:
     flat = [score for of_size in scores for score in of_size]
-    range_ = f"{name.capitalize()} is {min(flat):.4f} to {max(flat):.4f} over {len(flat)} runs"
+    range_ = (
+        f"{name.capitalize()} is {min(flat):.4f} to {max(flat):.4f} over {plural(len(flat), 'run')}"
+    )
     # With many sizes one differs by chance, so the intervals hold jointly with 95 % (Bonferroni).
     each = 1 - (1 - CONFIDENCE) / (len(scores) - 1)
     alike, differing, unknown = list[str](), list[str](), dict[str, list[str]]()
@@ -154,7 +156,7 @@ def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -
         else:
             (differing if apart.excludes(0) else alike).append(
                 f"{where} by {apart.value:+.4f} [{apart.low:+.4f} to {apart.high:+.4f}, "
-                f"{len(of_size)} and {len(scores[0])} runs]"
+                f"{len(of_size)} and {plural(len(scores[0]), 'run')}]"
             )
     parts = [range_]
     if differing:
@@ -174,6 +176,6 @@ def rank_lines(study: Study) -> Iterator[str]:
             if len(run.rank_seconds) > 1 and len(set(run.rank_seconds)) > 1:
                 low, high = min(run.rank_seconds), max(run.rank_seconds)
                 yield (
-                    f"Job {run.job}: {len(run.rank_seconds)} ranks took {low:.2f} to {high:.2f} s; "
-                    "the slowest counts."
+                    f"Job {run.job}: {plural(len(run.rank_seconds), 'rank')} took {low:.2f} to "
+                    f"{high:.2f} s; the slowest counts."
                 )

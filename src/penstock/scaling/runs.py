@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..base import UsageError
+from ..base import UsageError, plural
 from ..instruments import PHASES
 
 Status = Literal[
-    "complete", "crashed", "cancelled", "preempted", "timeout", "stopped", "unfinished", "unknown"
-]
+    "complete", "crashed", "out_of_memory", "cancelled", "preempted", "timeout", "stopped",
+    "unfinished", "unknown",
+]  # fmt: skip
 """The end of a run; ``unknown`` if its source does not say."""
 
 _ENDS: tuple[tuple[str, Status], ...] = (
@@ -21,16 +22,20 @@ _ENDS: tuple[tuple[str, Status], ...] = (
     ("DUE TO JOB REQUEUE", "preempted"),  # SLURM requeues these as well
     ("DUE TO NODE FAIL", "preempted"),
     ("DUE TO TIME LIMIT", "timeout"),
+    ("oom-kill", "out_of_memory"),
+    ("oom_kill", "out_of_memory"),
+    ("Out Of Memory", "out_of_memory"),
+    (" OUT_OF_ME", "out_of_memory"),
     (" CANCELLED AT ", "cancelled"),
     ("penstock train: stopped by ", "stopped"),
     ("Traceback (most recent call last)", "crashed"),
     ("Segmentation fault", "crashed"),
-    ("oom-kill event", "crashed"),
-    ("oom_kill event", "crashed"),
-    ("Out Of Memory", "crashed"),
     ("xited with exit code", "crashed"),
 )
 """Signs of a bad end. The first that fits counts, as a cancelled job also prints tracebacks."""
+MAY_FOLLOW: tuple[Status, ...] = ("crashed", "stopped", "cancelled")
+"""Ends that may follow from another, the weakest first: a job that is stopped also ends with an
+error, and SLURM cancels the other tasks of a step when one is out of memory."""
 
 WAIT = "communication"
 """The phase of waiting for the sum over ranks."""
@@ -116,8 +121,8 @@ class TrainingRun:
                 raise UsageError(f"{self.source}: its {name} is {value!r}, no whole number")
         if self.devices < 1 or (self.nodes or 1) < 1:
             raise UsageError(
-                f"{self.source}: {self.devices} devices on {self.nodes} nodes; a run has at least "
-                "one of each"
+                f"{self.source}: {plural(self.devices, 'device')} on {self.nodes} nodes; a run "
+                "has at least one of each"
             )
 
     @property
@@ -253,3 +258,8 @@ def plain(value: object) -> str:
 def end_in(line: str) -> Status | None:
     """The bad end that a line reports; None if it reports none."""
     return next((status for sign, status in _ENDS if sign in line), None)
+
+
+def is_cause(end: Status, before: Status | None) -> bool:
+    """Whether an end that a job reports counts, and not the one that it reported before."""
+    return before is None or before in MAY_FOLLOW[: ([*MAY_FOLLOW, end]).index(end)]

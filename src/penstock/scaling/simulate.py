@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist, median
 
-from ..base import UsageError, format_bytes, format_seconds, significant
+from ..base import UsageError, format_bytes, format_seconds, plural, significant
 from ..instruments import mad
 from .runs import TrainingRun, phases_of
 
@@ -269,12 +269,18 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
         for wait in (network.inside_latency, network.between_latency)
     )
     lines = [
-        f"A device computes {compute} a step, {backward} of it backward, on {device.batch} samples",
+        (
+            f"A device computes {compute} a step, {backward} of it backward, on "
+            f"{plural(device.batch, 'sample')}"
+        ),
         (
             f"{format_bytes(device.gradient_bytes)} of gradients are summed by a ring, first "
             "within each node"
         ),
-        f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
+        (
+            f"within a node of {plural(network.per_node, 'device')} each has {inside}, "
+            f"{inside_wait} a message"
+        ),
         f"between nodes each node has {between}, {between_wait} a message",
         f"{network.overlap:.0%} of the sum may hide behind that",
         f"steps vary by {device.jitter:.1%}, and each waits for the slowest device"
@@ -313,7 +319,7 @@ def _of_data(device: DeviceStep) -> Iterator[str]:
 
 def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> str:
     """A sentence on how the measured step of several devices fits the model."""
-    took = f"a step of {n} devices took {format_seconds(seconds)}"
+    took = f"a step of {plural(n, 'device')} took {format_seconds(seconds)}"
     more = beyond_the_model(device, network)
     if abs(more) <= _ROUNDED * seconds:
         return f"{took}, which all of this explains"

@@ -224,7 +224,7 @@ def _refused(base: TrainingRun, run: TrainingRun, anyway: bool) -> list[Kind]:
     if anyway:
         return ["undetermined"]
     both = " and ".join(
-        (f"{one.work:,} samples an epoch, " if one.work else "")
+        (f"{plural(one.work, 'sample')} an epoch, " if one.work else "")
         + f"{one.batch} a batch and device ({one.global_batch} in all) on {one.devices} "
         f"({one.source})"
         for one in (base, run)

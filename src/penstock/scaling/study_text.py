@@ -140,8 +140,8 @@ def _what_grows(study: Study) -> str:
 
 def _shape(run: TrainingRun) -> str:
     return (
-        f"{run.work or 0:,} samples an epoch, {run.batch} a batch and device ({run.global_batch} "
-        f"in all) on {counted(run)}"
+        f"{plural(run.work or 0, 'sample')} an epoch, {run.batch} a batch and device "
+        f"({run.global_batch} in all) on {counted(run)}"
     )
 
 

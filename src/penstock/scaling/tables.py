@@ -17,6 +17,7 @@ WIDE, NARROW = 100, 80
 
 _BECAME = {
     "crashed": "crashed",
+    "out_of_memory": "ran out of memory",
     "cancelled": "was cancelled",
     "preempted": "was preempted",
     "timeout": "ran out of its time",
@@ -131,14 +132,15 @@ def run_mark(run: TrainingRun) -> str:
     """A line that says why a run is not compared; empty for a complete run."""
     if run.complete:
         return ""
-    of = f" of {run.planned_epochs}" if run.planned_epochs else ""
-    epochs = f" after {run.epochs}{of} epochs" if run.epochs else ""
+    done, planned = run.epochs or 0, run.planned_epochs
+    of = f"{done} of {plural(planned, 'epoch')}" if planned else plural(done, "epoch")
+    epochs = f" after {of}" if done else ""
     if run.status == "unknown":
         return f"* {run.job}: {_BECAME[run.status]}; not compared."
     if run.status == "complete" and run.seconds is None:
         return f"* {run.job}: finished, but its training time is not known; not compared."
     if run.status == "complete":
-        return f"* {run.job}: its time is of {run.epochs}{of} epochs; not compared."
+        return f"* {run.job}: its time is of {of}; not compared."
     attempt = f", attempt {run.restarts + 1}" if run.restarts else ""
     return f"* {run.job}{attempt}: {_BECAME[run.status]}{epochs}; not compared."
 

@@ -28,6 +28,7 @@ from ..base import (
     UsageError,
     death_signal,
     in_order,
+    plural,
     usable_cores,
 )
 from ..loading import Items, Order, Position, batches_from
@@ -62,8 +63,8 @@ class TorchFeed(_SampleFeed):
         if workers <= cores:
             return ""
         return (
-            f"--num-workers {workers} on {cores} cores: they take turns with each other and with "
-            f"the training; {cores} or fewer may be as fast"
+            f"--num-workers {workers} on {plural(cores, 'core')}: they take turns with each other "
+            f"and with the training; {cores} or fewer may be as fast"
         )
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:

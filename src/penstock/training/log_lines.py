@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..base import BEST, TrainConfig
+from ..base import BEST, TrainConfig, plural
 from ..cluster import Place, job_of
 
 TRAIN_LOCK, TRAINS = "train.lock", "trains"
@@ -65,7 +65,7 @@ def begun_epoch(results: Mapping[str, Any]) -> str:
     the epochs. Empty if all of them are whole, or nothing is known of it."""
     whole = results.get("steps_per_epoch", 0)
     lacks = results["epochs"] * whole - results["steps"]
-    return f"{whole - lacks} of {whole} steps" if lacks > 0 else ""
+    return f"{whole - lacks} of {plural(whole, 'step')}" if lacks > 0 else ""
 
 
 def last_lines(results: Mapping[str, Any], out: Path) -> list[str]:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..base import (
+    CHECKPOINTS,
     RESULTS,
     TRAIN_DEFAULTS,
     Incomplete,
@@ -54,7 +55,7 @@ from ..base import (
 from ..instruments import Clock
 from ..loading import Order, Position
 from ..models import set_cuda_flags
-from .checkpoint import Checkpoints, RunState, Tally, seed_rank
+from .checkpoint import LAST, Checkpoints, RunState, Tally, seed_rank
 from .feed import feed_of
 from .log_lines import TRAIN_LOCK, TRAINS
 from .profiling import StepProfiler
@@ -144,10 +145,11 @@ def _full_disk(out: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
             raise
-        raise PenstockError(
-            f"{error.filename or out} could not be saved: {str(error.strerror).lower()}; what was "
-            "saved before is whole, and --resume goes on from it"
-        ) from error
+        more = "nothing was saved before; make room, and --overwrite begins anew"
+        if (out / CHECKPOINTS / LAST).is_file():
+            more = "what was saved before is whole, and --resume goes on from it"
+        why = str(error.strerror).lower()
+        raise PenstockError(f"{error.filename or out} could not be saved: {why}; {more}") from error
 
 
 @names_parameters(TrainConfig)

@@ -28,6 +28,7 @@ from ..base import (
     TrainConfig,
     UsageError,
     check_outputs,
+    plural,
     read_json,
     replacing,
     torch_threads,
@@ -138,7 +139,9 @@ def _look_ahead(folders: Mapping[str, Path], record: ChipRecord) -> tuple[int, l
         with Scene(folder, record.channels) as scene:
             total += math.prod(cut.num for cut in record.cuts(scene.size))
             noted.update(scene.notes)
-    return total, [f"{num} of {len(folders)} scenes: {note}" for note, num in noted.items()]
+    return total, [
+        f"{num} of {plural(len(folders), 'scene')}: {note}" for note, num in noted.items()
+    ]
 
 
 class _FinishedScenes:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-from ..base import UsageError
+from ..base import UsageError, plural
 
 PROFILE_FOLDER = "profile"
 USUAL_STEPS, WARM_STEPS = 3, 2
@@ -35,7 +35,7 @@ class StepProfiler:
         if left < self._left:
             raise UsageError(
                 f"--profile-steps {steps} come after {USUAL_STEPS + WARM_STEPS} others, "
-                f"and this run has {left} steps of the {self._left}"
+                f"and this run has {plural(left, 'step')} of the {self._left}"
             )
         self._folder, self._rank, self._cuda = out / PROFILE_FOLDER, rank, cuda
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints its start and its end

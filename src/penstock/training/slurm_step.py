@@ -63,7 +63,8 @@ def run_in_step(
     settings = {"OMP_NUM_THREADS": environ.get("SLURM_CPUS_PER_TASK", "1"), "PYTHONUNBUFFERED": "1"}
     before = time_of_last_checkpoint(out)
     code, was_asked = _supervise(command, {**settings, **environ})
-    if was_asked and requeue and _was_stopped(code):
+    # At the end of a step, or before the handler of the signal, which Windows lacks, was set.
+    if was_asked and requeue and code in (Incomplete.exit_code, 128 + signal.SIGUSR1):
         saved = time_of_last_checkpoint(out) not in (None, before)
         became = "has saved" if saved else "was stopped before it had saved anything new"
         if not saved and restarts_of(environ):
@@ -150,8 +151,3 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
     return (code if code >= 0 else 128 - code), signal.SIGUSR1 in received
-
-
-def _was_stopped(code: int) -> bool:
-    """Whether the signal stopped a run: at the end of a step, or before its handler was set."""
-    return code in (Incomplete.exit_code, 128 + signal.SIGUSR1)  # a module of Windows lacks it

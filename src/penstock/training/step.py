@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_leaves
 
-from ..base import TrainConfig, UsageError, as_usage_error
+from ..base import TrainConfig, UsageError, as_usage_error, plural
 from ..instruments import Clock, DevicePhaseTimer, PhaseTimer
 from ..loading import Items
 from ..models import (
@@ -174,7 +174,9 @@ class Stepper:
             with self.fabric.autocast():
                 answers = self.workload.answers(self.module, self.to_device(batch))
             if len(answers) != len(items):
-                raise self._unfit(f"it has {len(answers)} answers to {len(items)} samples")
+                raise self._unfit(
+                    f"it has {plural(len(answers), 'answer')} to {plural(len(items), 'sample')}"
+                )
             mine |= dict(zip(items.tolist(), answers, strict=True))
             at_batch()
         every = gather(mine, self.fabric.world_size)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import BenchLoaderConfig, BenchQueueConfig, UsageError
+from ...base import BenchLoaderConfig, BenchQueueConfig, UsageError, plural
 from ...instruments import Record
 from ...loading import CONTENDERS
 from ..launch.sweep import Launcher, ask_worker, in_turn
@@ -103,8 +103,8 @@ def _check_enough(case: Case, samples: int, config: BenchLoaderConfig) -> None:
         cure = f"lower --batches to {most}" if most > 0 else "lower --batch-sizes or --warmup"
         raise UsageError(
             f"--cache cold reads each sample once: the first batch, {config.warmup} to warm up and "
-            f"--batches {config.batches} at --batch-sizes {case['batch']} are {need} samples, and "
-            f"DATA has {samples}; {cure}"
+            f"--batches {config.batches} at --batch-sizes {case['batch']} are "
+            f"{plural(need, 'sample')}, and DATA has {samples}; {cure}"
         )
 
 

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, frozen_garbage, require
+from ...base import UsageError, frozen_garbage, plural, require
 from ...loading import (
     Contender,
     Endless,
@@ -91,9 +91,9 @@ class LoaderScenario:
         if case["cache"] == "cold" and spare < self._further:
             self._data.close()
             raise UsageError(
-                f"--cache cold: {case['loader']} reads {self._ahead} batches ahead, and the data "
-                f"has {self._order.num_batches} of --batch-sizes {case['batch']} in all; lower "
-                f"--batches by {self._further - max(0, spare)}"
+                f"--cache cold: {case['loader']} reads {plural(self._ahead, 'batch')} ahead, and "
+                f"the data has {self._order.num_batches} of --batch-sizes {case['batch']} in all; "
+                f"lower --batches by {self._further - max(0, spare)}"
             )
         self._data.further = self._further + self._ahead
         self.facts: dict[str, Any] = {**self._data.facts, **self._data.prepare()}
@@ -163,7 +163,7 @@ class LoaderScenario:
             self._batches = self._contender.batches()
         batch = next(self._batches, None)
         if batch is None:
-            raise WrongResult(f"{self._case['loader']} ended after {self._taken} batches")
+            raise WrongResult(f"{self._case['loader']} ended after {plural(self._taken, 'batch')}")
         self._taken += 1
         return batch
 

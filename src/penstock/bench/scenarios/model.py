@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...base import UsageError, as_usage_error, canonical, describe
+from ...base import UsageError, as_usage_error, canonical, describe, plural
 from ...instruments import Gpu
 from ...models import (
     Model,
@@ -244,8 +244,8 @@ def _shape(case: Mapping[str, Any], model: Model) -> tuple[int, ...]:
         sides *= model.spatial_axes or 2
     if model.spatial_axes not in (None, len(sides)):
         raise UsageError(
-            f"--tile-sizes {case['tile']} has {len(sides)} axes; model {model.name} takes "
-            f"{model.spatial_axes}"
+            f"--tile-sizes {case['tile']} has {plural(len(sides), 'axis')}; model {model.name} "
+            f"takes {model.spatial_axes}"
         )
     return (case["batch"], model.in_channels, *sides)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import StageError, Stopped, UsageError
+from ...base import StageError, Stopped, UsageError, plural
 from ...loading import Endless, Loader
 from . import Phase, Work, WrongResult
 
@@ -137,7 +137,8 @@ def _loader(case: Mapping[str, Any], *, workers: int, queue: int) -> Loader:
     samples = loader.order.num_items
     if case["batch"] > samples:
         raise UsageError(
-            f"--batch-size {case['batch']} is more than the {samples} samples of {case['data']}"
+            f"--batch-size {case['batch']} is more than the {plural(samples, 'sample')} of "
+            f"{case['data']}"
         )
     loader.order = Endless(**asdict(loader.order), reshuffled=True)
     return loader

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from ...base import UsageError, well_formed
+from ...base import UsageError, plural, well_formed
 from ...data import (
     CHECKS,
     DOCUMENT,
@@ -153,8 +153,8 @@ class CaseData:
         facts |= asdict(counts) | {"verified_batches": len(batches)}
         if not counts.right:
             raise WrongResult(
-                f"of {len(samples)} samples {counts.duplicates} came twice, {counts.missing} did "
-                f"not come and {counts.wrong} arrays were wrong",
+                f"of {plural(len(samples), 'sample')} {counts.duplicates} came twice, "
+                f"{counts.missing} did not come and {plural(counts.wrong, 'array')} came wrong",
                 facts,
             )
 
@@ -171,8 +171,8 @@ def order_of(case: Mapping[str, Any], packed: Packed) -> Order:
     """The order of a case, the same for every loader."""
     if case["batch"] > packed.num_samples:
         raise UsageError(
-            f"--batch-sizes {case['batch']} is more than the {packed.num_samples} samples of "
-            f"{case['data']}"
+            f"--batch-sizes {case['batch']} is more than the "
+            f"{plural(packed.num_samples, 'sample')} of {case['data']}"
         )
     shapes = [cut_of(array) or array for array in packed.arrays.values()]
     cuts = [cut.patches_per_sample for array in packed.arrays.values() if (cut := cut_of(array))]

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import StageError, UsageError, absolute, in_order, require, system_errors
+from ...base import StageError, UsageError, in_order, plural, require, system_errors
+from ..stores.kvstore import kvstore_of
 from .data_folder import check_room, clear, finish, mark_unfinished
 from .format import (
     CHECKS,
@@ -106,7 +107,7 @@ def _make_way(
     root: Path, layouts: Mapping[str, ArrayLayout], samples: int, overwrite: bool
 ) -> None:
     need = samples * sum(layout.num_bytes for layout in layouts.values())
-    check_room(root, need, f"{samples} samples", "--samples or --grid")
+    check_room(root, need, plural(samples, "sample"), "--samples or --grid")
     require("tensorstore", "loaders")
     clear(root, overwrite)
     with system_errors(f"OUT {root} cannot be written"):
@@ -204,10 +205,9 @@ def _open_arrays(
 def _spec(path: Path, layout: ArrayLayout, samples: int, shards: int | None) -> dict[str, Any]:
     """A TensorStore spec of a new array."""
     shape, chunks = [samples, *layout.shape], [1, *layout.chunks]
-    kvstore = {"driver": "file", "path": str(absolute(path))}
     # Every chunk is stored, whatever is in it, so a missing chunk was lost. The fill value is that
     # of xarray, which would take any other for a missing value.
-    common = {"kvstore": kvstore, "store_data_equal_to_fill_value": True}
+    common = {"kvstore": kvstore_of(str(path)), "store_data_equal_to_fill_value": True}
     blosc = {"cname": "lz4", "clevel": 5, "blocksize": 0}
     metadata: dict[str, Any]
     if not shards:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, as_usage_error, read_json, require
+from ...base import UsageError, as_usage_error, plural, read_json, require
 from .coarse import Coarse
 from .objects import Objects
 from .scene import CHANNELS, radar_of
@@ -172,8 +172,8 @@ def seen_again(train: Chips, val: Chips) -> str:
     if not both:
         return ""
     return (
-        f"{len(both)} of {len(val.scenes)} scenes of {val.folder}, such as {both[0]}, are trained "
-        "on too: the scores of validation say nothing of scenes that are new"
+        f"{len(both)} of {plural(len(val.scenes), 'scene')} of {val.folder}, such as {both[0]}, "
+        "are trained on too: the scores of validation say nothing of scenes that are new"
     )
 
 

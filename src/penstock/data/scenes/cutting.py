@@ -3,10 +3,11 @@ is moved into place once it is whole. So a worker that only seemed dead and goes
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,7 +193,7 @@ def _cut_scene(
     shape = (rows.num, *bands[0].shape)
     write_json(out / ARRAY / "zarr.json", metadata(shape, record.dtype), indent=None)
     valid, of_channels, unseen = np.zeros(shape[:2], np.int64), np.zeros(len(radar), np.int64), 0
-    written: list[Future[None]] = []
+    below, written = np.zeros(len(radar), np.bool_), list[Future[None]]()
     with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
         for index in _rows(rows.num, stop):
             if index > 1:
@@ -200,6 +201,8 @@ def _cut_scene(
             band = bands[index % 2]
             valid[index], here = read_row(scene, rows, index, columns, band)
             of_channels += here
+            if not below.all():
+                below |= np.signbit(band).any(axis=(0, 2, 3))
             unseen += _unseen(job.labels, rows, index, columns, band)
             written.append(writer.submit(write_shard, shard_path(out / ARRAY, index), band))
     for write in written:
@@ -214,13 +217,19 @@ def _cut_scene(
         "valid_pixels": valid.tolist(),
         "valid_by_channel": {name: by_channel[name] for name in scene.channels},
         "labels_unseen": unseen,
-        "notes": scene.notes,
+        "notes": [*scene.notes, *_not_decibels(radar, (of_channels > 0) & ~below)],
         "coarse": places,
     }
     if any(scene.radar[name].dtype.itemsize > np.dtype(record.dtype).itemsize for name in radar):
         manifest["rounded"] = True
     write_json(out / MANIFEST, manifest, indent=None)
     return manifest
+
+
+def _not_decibels(radar: Sequence[str], positive: NDArray[Any]) -> Iterator[str]:
+    """Notes on the radar channels of which no value is below 0."""
+    for name in itertools.compress(radar, positive):
+        yield f"{CHANNELS[name].file} has no value below 0, as the sea has in dB: is it in dB?"
 
 
 def _unseen(labels: Objects, rows: Cut, index: int, columns: Cut, band: NDArray[Any]) -> int:

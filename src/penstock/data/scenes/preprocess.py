@@ -29,6 +29,7 @@ from ...base import (
     check_replaceable,
     is_draft,
     json_text,
+    plural,
     remove,
     write_output,
 )
@@ -126,7 +127,9 @@ def preprocess_scenes(
     remove(out / name for name in anew if (out / name).exists())
     manifests = [*_cut_all(jobs, out, workers, cluster, progress).values()]
     if not any(np.any(manifest["valid_pixels"]) for manifest in manifests):
-        raise UsageError(f"{len(manifests)} scenes under {out} give no chip with a valid pixel")
+        raise UsageError(
+            f"no chip of {plural(len(manifests), 'scene')} under {out} has a valid pixel"
+        )
     index = {"format": FORMAT, "version": VERSION, **record.as_document(), "scenes": sorted(jobs)}
     write_output("--output-dir", out / INDEX, json_text(index, None), replace=replace)
     return _done(manifests, len(jobs) - len(anew), Chips(out))

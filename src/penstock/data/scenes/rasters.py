@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, require
+from ...base import UsageError, describe, plural, require
 from ..box import Box
 from ..stores.open import open_source
 from ..stores.protocols import Source
@@ -53,9 +53,11 @@ def check_raster(path: Path, file: Any, units: Collection[str]) -> None:
     bands = [band for band, of in zip(file.indexes, file.colorinterp, strict=True) if of != alpha]
     unit = (file.units[0] or "").strip()
     if file.subdatasets:
-        raise UsageError(f"{path} holds {len(file.subdatasets)} images, and a channel is one")
+        raise UsageError(
+            f"{path} holds {plural(len(file.subdatasets), 'image')}, and a channel is one"
+        )
     if bands != [1]:
-        raise UsageError(f"{path} has {len(bands)} bands, and a channel is one")
+        raise UsageError(f"{path} has {plural(len(bands), 'band')}, and a channel is one")
     if file.dtypes[0].startswith("complex"):
         raise UsageError(
             f"{path} has complex samples ({file.dtypes[0]}); a channel of radar is real, in dB"

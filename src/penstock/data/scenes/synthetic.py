@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, remove, require, system_errors
+from ...base import UsageError, plural, remove, require, system_errors
 from ..packed.data_folder import check_room, check_strangers, names_to_replace
 from .objects import COLUMNS, NO_SHORE_KM
 from .rasters import NODATA, FloatArray
@@ -238,7 +238,7 @@ def write_data_set(
         UsageError: the folder cannot be written.
     """
     # GDAL does not tell of a full disk if it meets it as it closes a file.
-    check_room(root, 4 * scenes * size[0] * size[1], f"{scenes} scenes", "--scenes or --size")
+    check_room(root, 4 * scenes * size[0] * size[1], plural(scenes, "scene"), "--scenes or --size")
     with system_errors(f"OUT {root} cannot be written"):
         for folder in _FOLDERS:
             (root / folder).mkdir(parents=True, exist_ok=True)

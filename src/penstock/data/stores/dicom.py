@@ -86,7 +86,9 @@ def _frames(file: Path, where: str, *, alone: bool) -> list[Any]:
     if "DoseGridScaling" in says:  # the slope of a dose
         says.RescaleSlope = says.DoseGridScaling
     if (count := int(says.get("NumberOfFrames") or 1)) > max(1, left):
-        raise UsageError(f"{where}: is truncated: it cannot hold {count} frames in {left} bytes")
+        raise UsageError(
+            f"{where}: is truncated: it cannot hold {plural(count, 'frame')} in {left} bytes"
+        )
     frames = [_frame(says, number, count) for number in range(count)]
     for frame in frames:
         if alone and frame.get("ImageOrientationPatient") is None:
@@ -237,8 +239,8 @@ def _notes(times: Sequence[Sequence[Any]], straight: bool, alike: bool) -> list[
     aside = np.abs(np.dot(_axes(first), moved)).max()
     padding = first.get("PixelPaddingValue")
     return said_of({
-        f"the input has {len(times)} slices at each place, which are taken for times, in the order "
-        "of their numbers": len(times) > 1,
+        f"the input has {plural(len(times), 'slice')} at each place, which are taken for times, "
+        "in the order of their numbers": len(times) > 1,
         "the input's slices are turned or flipped in space; only their sizes go further": (
             not straight
         ),

@@ -213,8 +213,7 @@ def _header(image: TensorStoreSource, affine: Sequence[Sequence[float]] | None) 
         matrix = np.array(affine, np.float64)
     space, lengths = _in_one_unit([LENGTHS[unit] if unit else None for unit in image.units[:1:-1]])
     matrix[:3] *= np.array(lengths)[:, None]
-    longest = max(shape) > _LONGEST
-    kind = nibabel.Nifti2Image if longest else nibabel.Nifti1Image
+    kind = nibabel.Nifti2Image if max(shape) > _LONGEST else nibabel.Nifti1Image
     header = kind(np.broadcast_to(image.dtype.type(0), shape), matrix).header
     seconds = TIMES[image.units[0] or "second"]
     if len(shape) > 3:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import UsageError
+from ...base import UsageError, plural
 from .protocols import AXES
 
 _NAMES = {
@@ -132,11 +132,11 @@ def name_axes(labels: Sequence[str] | None, rank: int, where: str, hint: str = "
     ('zyx', 'xyc')
     """
     if labels is not None and len(labels) != rank:
-        raise UsageError(f"{where}: {rank} dimensions but axes {list(labels)}{hint}")
+        raise UsageError(f"{where}: {plural(rank, 'dimension')} but axes {list(labels)}{hint}")
     # By these names xarray says that it knows none.
     if labels is None or list(labels) == [f"dim_{i}" for i in range(rank)]:
         if not 2 <= rank <= len(AXES):
-            raise UsageError(f"{where}: {rank} dimensions; 2 to 5 can be read")
+            raise UsageError(f"{where}: {plural(rank, 'dimension')}; 2 to 5 can be read")
         return AXES[-rank:]
     letters = [axis_letter(label) for label in labels]
     if any(letter not in list(AXES) for letter in letters) or len(set(letters)) < len(letters):

@@ -90,6 +90,18 @@ also to find a host whose name has a typing error. Here a longer fault is an err
 writer counts it and tries again."""
 
 
+def _folder(path: str) -> Path:
+    """The folder of a local store. Raises `UsageError` if TensorStore must not open it."""
+    folder = absolute(path)
+    if "\\" in str(folder) and os.sep == "/":
+        raise UsageError(f"{scrub(path)}: TensorStore takes its backslash for a slash; rename it")
+    for marker in METADATA_FILES:
+        if Path(folder, marker).exists() and not Path(folder, marker).is_file():
+            # To open a pipe would wait for ever for its other end.
+            raise UsageError(f"{scrub(path)}: {marker} is no regular file")
+    return folder
+
+
 def kvstore_of(path: str) -> Any:
     """The TensorStore key-value store whose keys lie below a path or URL.
 
@@ -97,7 +109,7 @@ def kvstore_of(path: str) -> Any:
 
     Raises:
         UsageError: the URL of a bucket holds a login or a port. A key may hold a slash, so that
-            no text of such a URL is safe to show.
+            no text of such a URL is safe to show. Or a path holds a backslash.
     """
     if re.match(r"\s*(s3|gs)://[^/?|]*[:@]", path, re.IGNORECASE):
         scheme, _, _ = path.strip().partition("://")
@@ -108,21 +120,17 @@ def kvstore_of(path: str) -> Any:
     if path.startswith("file://"):
         head, *chain = path.split("|", 1)
         path = "|".join([f"file://{quote(settled_spec(unquote(head[7:])))}", *chain])
-    if "|" in path:  # TensorStore's own chain of stores, such as a zip file in a bucket
+    is_local = "://" not in path.partition("|")[0]
+    if "|" in path and not is_local:  # a chain of TensorStore's, such as a zip file in a bucket
         return path
-    if (zipped := _IN_ZIP.fullmatch(path)) and ("://" in path or Path(zipped[1]).is_file()):
+    if (zipped := _IN_ZIP.fullmatch(path)) and (not is_local or Path(zipped[1]).is_file()):
         above, _, file = zipped[1].rpartition("/")
         base, inner = kvstore_of(above or "."), f"{zipped[2]}/".lstrip("/")
         if isinstance(base, str):
             return f"{base}{file}|zip:{inner}"
         return {"driver": "zip", "base": {**base, "path": base["path"] + file}, "path": inner}
-    if "://" not in path:
-        folder = absolute(path)
-        for marker in METADATA_FILES:
-            if Path(folder, marker).exists() and not Path(folder, marker).is_file():
-                # To open a pipe would wait for ever for its other end.
-                raise UsageError(f"{scrub(path)}: {marker} is no regular file")
-        return {"driver": "file", "path": f"{folder}/"}
+    if is_local:
+        return {"driver": "file", "path": f"{_folder(path)}/"}
     place, mark, query = path.rstrip("/").partition("?")
     path = f"{place.rstrip('/')}/{mark}{query}"  # names below it come before the query
     endpoint = os.environ.get("AWS_ENDPOINT_URL")

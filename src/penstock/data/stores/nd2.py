@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, require
+from ...base import UsageError, plural, require
 from .frames import Sizes, said_of, shown_channel, sizes_of
 from .protocols import chosen_of
 from .sliced import Asked, FrameStack, OpenedArray
@@ -41,8 +41,7 @@ def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     counts = [loop.count for loop in loops]
     places = _positions(loops)
     position = chosen_of(places or {0: ""}, asked.series, "positions", asked.where)
-    channels = attributes.componentCount
-    frame = (channels, attributes.heightPx, attributes.widthPx)
+    frame = (attributes.componentCount, attributes.heightPx, attributes.widthPx)
     samples = reader.components_per_channel
     packed = attributes.compressionType == "lossless"
 
@@ -61,8 +60,9 @@ def _opened(reader: Any, asked: Asked, cache_bytes: int) -> OpenedArray:
     labels = [*(letter for letter, _ in lead), "c", "y", "x"]
     planned, there = math.prod(counts), attributes.sequenceCount
     array.is_absent = False if there < planned else None
+    held = f"the input holds {plural(there, 'frame')} of {planned}"
     lost = {
-        f"the input holds {there} frames of {planned}; the others read as 0": there < planned,
+        f"{held}; the others read as 0": there < planned,
         "the input's positions of the stage go no further": places,
     }
     return OpenedArray(

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from ...base import UsageError
+from ...base import UsageError, plural
 from .frames import axis_letter, physical_size, shown_channel, to_tczyx, unit_name
 from .protocols import AXES, check_level, chosen_of
 
@@ -49,8 +49,8 @@ class Level:
         """The members of `Framed` for the array, whose stored axes have these letters."""
         fits = len(self.omero) in (0, num_channels)
         note = (
-            f"its omero metadata has {len(self.omero)} channels and the array has {num_channels}, "
-            "so names and colours of channels go no further"
+            f"its omero metadata has {plural(len(self.omero), 'channel')} and the array has "
+            f"{num_channels}, so names and colours of channels go no further"
         )
         return {
             "scale": self.scale and to_tczyx(self.scale, axes, 1.0),
@@ -180,7 +180,10 @@ def transform_of(
             )
         numbers = transformation.get(kind, [1.0] * rank)
         if len(numbers) != rank:
-            raise UsageError(f"{where}: has a {kind} of {len(numbers)} numbers for {rank} axes")
+            raise UsageError(
+                f"{where}: has a {kind} of {plural(len(numbers), 'number')} for "
+                f"{plural(rank, 'axis')}"
+            )
         for axis, number in enumerate(numbers):
             if kind == "scale":
                 factor = physical_size(number) or 1.0

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, describe, format_bytes, require
+from ...base import UsageError, describe, format_bytes, plural, require
 from ..box import Box, Grid, flatten, indices
 from . import raster
 from .cf_packing import Packing
@@ -269,7 +269,9 @@ def _check_size(file: Any, number: int, num_pages: int, where: str) -> None:
         )
     stored_by_page = series.dataoffset is None and series.kind in ("shaped", "imagej")
     if stored_by_page and len(series) > num_pages:
-        raise UsageError(f"{where}: is truncated: {num_pages} pages of {len(series)} are there")
+        raise UsageError(
+            f"{where}: is truncated: {plural(num_pages, 'page')} of {len(series)} are there"
+        )
 
 
 def _check_ends(series: Any, where: str) -> None:

@@ -108,7 +108,10 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
     if isinstance(parsed, dict):
         kept = {key: settings[key] for key in ("name", "raw", "axes")}
         return open_tensorstore_source(parsed, cache_bytes=cache_bytes, **kept)
-    place, _, inside = parsed.partition("::")
+    # A name may hold the mark itself.
+    here = (each for each in (parsed, parsed.rpartition("::")[0]) if os.path.lexists(at_home(each)))
+    place = next(filter(None, here), parsed.partition("::")[0])
+    inside = parsed[len(place) + 2 :]
     files = None if inside else plane_files(place)
     form = format_of(place)
     if files is not None:

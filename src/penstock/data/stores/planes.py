@@ -61,17 +61,14 @@ def plane_files(path: str) -> list[Path] | None:
         files = [file for file in map(Path, names) if file.is_file()]
     elif place.is_dir() and not any((place / marker).exists() for marker in (*STORE_FILES, "info")):
         inside = [file for file in place.iterdir() if file.is_file()]
-        files = next(filter(None, (_with(inside, endings) for endings in _PICTURES)), [])
+        named = ([file for file in inside if file.suffix.lower() in each] for each in _PICTURES)
+        files = next(filter(None, named), [])
         files = files or [file for file in inside if is_slice(file)]
     else:
         return None
     if not files and not glob.has_magic(path):
         return None
     return sorted(files, key=lambda file: natural(file.name))
-
-
-def _with(files: Sequence[Path], endings: Sequence[str]) -> list[Path]:
-    return [file for file in files if file.suffix.lower() in endings]
 
 
 def is_slice(file: Path) -> bool:

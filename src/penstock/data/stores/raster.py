@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, as_usage_error, causes_of, describe, require, scrub
+from ...base import UsageError, as_usage_error, causes_of, describe, plural, require, scrub
 from .cf_packing import Packing, packing_of, same_in_all
 from .frames import said_of, shown_channel, unit_name
 from .protocols import Source, check_dtype, check_level, suffix_of
@@ -149,8 +149,8 @@ def open_array(asked: Asked, cache_bytes: int) -> OpenedArray:
         raise UsageError(f"{where}: its bands have the dtypes {', '.join(dataset.dtypes)}")
     if dataset.subdatasets:
         raise UsageError(
-            f"{where}: has {len(dataset.subdatasets)} images, and GDAL reads one; of a TIFF file "
-            "on this machine all are read"
+            f"{where}: has {plural(len(dataset.subdatasets), 'image')}, and GDAL reads one; of a "
+            "TIFF file on this machine all are read"
         )
     transform, crs = dataset.transform, dataset.crs
     straight = transform.b == transform.d == 0 and not transform.is_identity

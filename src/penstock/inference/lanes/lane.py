@@ -52,8 +52,7 @@ class Forward:
 
     def run(self, batch: Tensor) -> list[Tensor]:
         """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
-        model = self.job.net.model
-        heads = model.heads(self.module(batch.to(self._dtype)))
+        heads = self.job.net.model.heads(self.module(batch.to(self._dtype)))
         outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
         return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
 
@@ -318,8 +317,8 @@ def batch_named(job: Job, device: torch.device) -> Iterator[None]:
         batch, cure = job.net.batch, "anew with a smaller --patch"
         if device.type == "cpu":  # the number of patches in a forward does not depend on the batch
             raise OutOfMemory(
-                f"the host has no memory left for {job.net.forward} patches at a time; run again "
-                f"with --resume when there is more, or {cure}"
+                f"the host has no memory left for {plural(job.net.forward, 'patch')} at a time; "
+                f"run again with --resume when there is more, or {cure}"
             ) from error
         cure = f"again with --resume --batch {batch // 2}" if batch > 1 else cure
         raise OutOfMemory(

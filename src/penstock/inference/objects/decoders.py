@@ -32,6 +32,7 @@ from ...base import (
     LabelConfig,
     StarKnobs,
     UsageError,
+    plural,
     read_json,
     require,
     well_formed,
@@ -130,13 +131,14 @@ def _affinities(config: LabelConfig) -> Decoder:
         if len(scores) != len(offsets) + masked or {axes} != set(map(len, offsets)):
             after = ", after one for objects" if masked else ""
             raise UsageError(
-                f"--decoder affinities: the input has {len(scores)} channels along {axes} axes, "
-                f"and takes one for each of {len(offsets)} offsets{after}"
+                f"--decoder affinities: the input has {plural(len(scores), 'channel')} along "
+                f"{plural(axes, 'axis')}, and takes one for each of "
+                f"{plural(len(offsets), 'offset')}{after}"
             )
         if knobs.strides is not None and len(knobs.strides) != axes:
             raise UsageError(
-                f"--decoder-option strides: are strides for {len(knobs.strides)} axes, and the "
-                f"input has {axes}"
+                f"--decoder-option strides: are strides for {plural(len(knobs.strides), 'axis')}, "
+                f"and the input has {axes}"
             )
         inside = scores[0] > config.threshold if masked else None
         # The library takes the first offsets for those that join, and all others for those that
@@ -162,8 +164,8 @@ def _flows(config: LabelConfig) -> Decoder:
         axes = scores.ndim - 1
         if len(scores) != axes + 1:
             raise UsageError(
-                f"--decoder cellpose: the input has {len(scores)} channels, and takes {axes + 1}: "
-                f"flows along {' '.join('zyx'[-axes:])} and the cell probability"
+                f"--decoder cellpose: the input has {plural(len(scores), 'channel')}, and takes "
+                f"{axes + 1}: flows along {' '.join('zyx'[-axes:])} and the cell probability"
             )
         scores = scores.astype(np.float32)
         # The largest share of the input that an object may take would depend on the block. So would
@@ -192,8 +194,8 @@ def _stars(config: LabelConfig) -> Decoder:
         shape, axes = scores.shape[1:], scores.ndim - 1
         if (count := len(scores) - 1) <= axes:
             raise UsageError(
-                f"--decoder stardist: the input has {count + 1} channels, and takes a probability "
-                f"and distances along {axes + 1} rays or more"
+                f"--decoder stardist: the input has {plural(count + 1, 'channel')}, and takes a "
+                f"probability and distances along {axes + 1} rays or more"
             )
         grid = (1, *said_grid)[-axes:]
         # Centres and distances are in voxels of the image, and labels in those of the grid.
@@ -208,8 +210,8 @@ def _stars(config: LabelConfig) -> Decoder:
         rays = said_rays or library.Rays_GoldenSpiral(count, knobs.anisotropy)
         if len(rays) != count:
             raise UsageError(
-                f"--decoder stardist: the model has {len(rays)} rays, and the input distances "
-                f"along {count}"
+                f"--decoder stardist: the model has {plural(len(rays), 'ray')}, and the input "
+                f"distances along {count}"
             )
         points, best, reach = library.non_maximum_suppression_3d(reach, scores[0], rays, **limits)
         return np.asarray(

@@ -148,8 +148,8 @@ class LabelJob:
         grid, rounds = self.work.grid, self.config.rounds
         processes, takes = plural(self.workers, "process"), self.workers * self.each_takes
         lines = {
-            "blocks": f"{len(grid):,} of {in_words(grid.step[2:])} (z y x), in {len(rounds)} "
-            f"rounds: {', '.join(rounds)}",
+            "blocks": f"{len(grid):,} of {in_words(grid.step[2:])} (z y x), in "
+            f"{plural(len(rounds), 'round')}: {', '.join(rounds)}",
             "memory": f"{format_bytes(takes)} at most for {processes}, then {self.joined_bytes} "
             f"bytes for each object of a block to join; limit {format_bytes(self.limit)}",
             "scratch": f"{format_bytes(self.scratch_bytes)} at most in {self.folder}, and 100 "

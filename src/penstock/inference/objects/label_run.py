@@ -298,8 +298,7 @@ def begun(labelling: LabelJob, prepared: Prepared | None = None) -> Iterator[Lab
             journal.lock()
             clear(labelling)
             for suffix in (".csv", ".png"):
-                listed = (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix)
-                listed.unlink(missing_ok=True)
+                (labelling.folder / AMBIGUOUS_FILE).with_suffix(suffix).unlink(missing_ok=True)
         facts = {
             **labelling.facts(),
             "overwrites": config.overwrite or before.get("overwrites", False),

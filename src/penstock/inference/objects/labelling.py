@@ -107,7 +107,7 @@ class Labelling(LabelJob):
             run.lock.hand_over()
         done = (
             f"Prepared {plural(len(self.work.grid), 'block')} in {self.folder}; next "
-            f"{rounds} times: --part i/{elements} for each i, then --finish"
+            f"{plural(rounds, 'time')}: --part i/{elements} for each i, then --finish"
         )
         return done, None
 

@@ -145,7 +145,7 @@ def facts_of_heads(
     Raises `UsageError` if there are more or fewer outputs.
     """
     if len(heads) != num_outputs:
-        shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
+        shown = ", ".join(f"{head.name} ({plural(head.channels, 'channel')})" for head in heads)
         raise UsageError(
             f"model {model} returns {plural(len(heads), 'head')}, {shown}, but --out-spec "
             f"names {num_outputs}"
@@ -184,7 +184,8 @@ def said_kinds(said: Sequence[str] | None, heads: Sequence[HeadFacts]) -> list[H
         return cast("list[HeadKind | None]", [named.get(name) for name in names])
     if len(said) not in (1, len(heads)):
         raise UsageError(
-            f"--head-kind names {len(said)} kinds but the model has {plural(len(heads), 'head')}"
+            f"--head-kind names {plural(len(said), 'kind')} but the model has "
+            f"{plural(len(heads), 'head')}"
         )
     return cast("list[HeadKind | None]", [*said] * len(heads) if len(said) == 1 else [*said])
 
@@ -192,8 +193,7 @@ def said_kinds(said: Sequence[str] | None, heads: Sequence[HeadFacts]) -> list[H
 def default_dtype(head: HeadFacts, source: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a new output. Labels that a net returns as floats become int32."""
     if head.reduction is not None and head.kind == "labels":
-        name = str(head.reduction.dtype(head.channels)).removeprefix("torch.")
-        return np.dtype(name)
+        return np.dtype(str(head.reduction.dtype(head.channels)).removeprefix("torch."))
     if head.recipe is not None and head.recipe.dtype is not None:
         return np.dtype(head.recipe.dtype)
     if head.kind == "intensity":

@@ -25,7 +25,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...base import HEAD_KINDS, HeadKind, InferConfig, Undecided, UsageError, cuda_flags_kept
+from ...base import (
+    HEAD_KINDS,
+    HeadKind,
+    InferConfig,
+    Undecided,
+    UsageError,
+    cuda_flags_kept,
+    plural,
+)
 from ...data import Box, Source, normalised, reflect
 from ...models import (
     CHANNELS_LAST,
@@ -340,7 +348,7 @@ def _refuse_probabilities(
     if _within_one(values) and not any(map(_within_one, inputs)):
         what = f"lies between {values.min():.3g} and {values.max():.3g}"
     elif _sums_to_one(values) and not any(map(_sums_to_one, inputs)):
-        what = f"sums to 1 over its {len(values)} channels"
+        what = f"sums to 1 over its {plural(len(values), 'channel')}"
     else:
         return
     low, high = seen.shown.min(), seen.shown.max()

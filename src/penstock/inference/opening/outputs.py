@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...base import InferConfig, UsageError, check_folder, check_outputs
+from ...base import InferConfig, UsageError, check_folder, check_outputs, plural
 from ...data import (
     SAME,
     Box,
@@ -216,7 +216,10 @@ def _dtypes(
         made = [default_dtype(head, source) for head in heads]
         return [held_dtype(str(s), each) for s, each in zip(config.out_spec, made, strict=True)]
     if len(said) not in (1, len(heads)):
-        raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(heads)} outputs")
+        raise UsageError(
+            f"--out-dtype names {plural(len(said), 'dtype')} but there are "
+            f"{plural(len(heads), 'output')}"
+        )
     return [_dtype(name) for name in ([*said] * len(heads) if len(said) == 1 else said)]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import InferConfig, UsageError
+from ...base import InferConfig, UsageError, plural
 from ...data import METERS, Box, Grid, Source, open_source, placed_over
 from ...models import Recipe
 from .selection import Volume, named_range, open_input
@@ -121,9 +121,9 @@ class SampleRegion:
             mask = open_source(config.mask, name="--mask")
             if mask.domain.shape[1] > 1 or mask.domain.shape[0] not in (1, source.domain.shape[0]):
                 raise UsageError(
-                    f"--mask {mask.name} has {mask.domain.shape[0]} time points and "
-                    f"{mask.domain.shape[1]} channels; it must have one channel, and one time "
-                    "point or those of the input"
+                    f"--mask {mask.name} has {plural(mask.domain.shape[0], 'time point')} and "
+                    f"{plural(mask.domain.shape[1], 'channel')}; it must have one channel, and "
+                    "one time point or those of the input"
                 )
             self.mask = mask.with_cache(_CACHE_BYTES)
             if (place := placed_over(mask, source, f"--mask {mask.name}")) is not None:
@@ -239,7 +239,9 @@ def _box(said: Sequence[str], source: Source) -> Box:
         ranges = [":", *ranges]
     words = f"--box {' '.join(map(str, said))}"
     if len(ranges) != 3:
-        raise UsageError(f"{words} has {len(ranges)} ranges; give one for each of z y x, as 0:64")
+        raise UsageError(
+            f"{words} has {plural(len(ranges), 'range')}; give one for each of z y x, as 0:64"
+        )
     bounds = []
     for name, text, low, high in zip("zyx", ranges, domain.start, domain.stop, strict=True):
         try:

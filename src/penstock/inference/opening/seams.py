@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from ...base import InferConfig, Refused, UsageError, cache_folder, trim_heap, write_json
+from ...base import InferConfig, Refused, UsageError, cache_folder, plural, trim_heap, write_json
 from ...data import SAME, Resampling
 from ...models import REGISTRY, Model, Reach, find_reach, placed
 from ..tiling.exact import SIDE_STEP, chunk_and_halo, is_exact, least_overlap
@@ -161,8 +161,8 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
     axes = len(config.sides) if len(config.sides) > 1 else (model_axes or (3 if has_z else 2))
     if model_axes is not None and axes != model_axes:
         raise UsageError(
-            f"--patch {' '.join(map(str, config.sides))} has {axes} axes but the model is made of "
-            f"{model_axes}-D convolutions"
+            f"--patch {' '.join(map(str, config.sides))} has {plural(axes, 'axis')} but the model "
+            f"is made of {model_axes}-D convolutions"
         )
     plane = axes == 2
     patch = per_axis(config.sides, plane=plane, thin=1)

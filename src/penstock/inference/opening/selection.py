@@ -68,7 +68,7 @@ def with_bands(
     if not model.says_channels:
         return replace(model, in_channels=count), [f"the model gets all {count} bands at once"]
     raise UsageError(
-        f"--in-spec {source.name} has {count} bands and model {model.name} takes "
+        f"--in-spec {source.name} has {plural(count, 'band')} and model {model.name} takes "
         f"{plural(model.in_channels, 'channel')}: choose bands by --c, or give --in-channels "
         f"{model.in_channels} if bands are to go through the model by themselves"
     )
@@ -227,6 +227,8 @@ def select(
             chosen += [start + names.index(item)] if named else named_range(item, start, stop)
         except (ValueError, TypeError):
             there = f", nor one of {', '.join(names)}" if any(names) else ""
+            if flag == "--c" and not there:
+                there = f"; the input has no names for its {plural(stop - start, 'channel')}"
             raise UsageError(
                 f"{flag} {item!r} is not all, an index or a range like 0:5{there}"
             ) from None

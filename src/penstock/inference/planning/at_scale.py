@@ -84,8 +84,7 @@ def scale_lines(scale: ScaleConfig, plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _seconds_of_largest_part(plan: Plan, rate: float) -> float:
-    geometry = plan.geometry
-    spans = (geometry.patches_along(axis) for axis in range(3))
+    spans = (plan.geometry.patches_along(axis) for axis in range(3))
     largest = math.prod(int((stop - first).max()) for first, stop in spans)
     # The rate is taken for that of a run which computed no patch twice.
     of_patch = plan.voxels / rate / (plan.num_patches / plan.border_amplification)

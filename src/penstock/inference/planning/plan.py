@@ -20,6 +20,7 @@ from ..tiling.parts import Extent, Parts
 from ..tiling.traffic import BrickShape, CacheLevel, largest_brick, open_peak, reads
 from .cuts import cuts
 from .memory import (
+    CPU_FORWARD,
     HEAP_GAPS,
     KEPT_GAPS,
     LEVEL_VOXEL_BYTES,
@@ -141,9 +142,11 @@ class Plan:
             # Blocks are held on the network's grid, which may be the finer one.
             finer = self.facts.domain.size > self.facts.written.size
             coarser = "a larger --voxel-size" if finer else None
+            # A forward is of few patches for any batch, which is held beside them.
+            batch = "--batch or " if self.facts.batch > CPU_FORWARD else ""
             cure = {
                 "base": "a smaller model",
-                "forward": f"a smaller --batch or --patch (now {in_words(self.geometry.patch)})",
+                "forward": f"a smaller {batch}--patch (now {in_words(self.geometry.patch)})",
                 "assembly": coarser or f"a smaller --block (now {in_words(self.geometry.block)})",
                 "bricks": "fewer --prep-workers",
                 "writing": coarser or "fewer --writer-workers",
@@ -165,8 +168,7 @@ class Plan:
         geometry, memory, facts, size = self.geometry, self.memory, self.facts, format_bytes
         volumes = plural(facts.num_volumes, "volume")
         yield "volume", f"{in_words(geometry.written.shape)} voxels, {volumes}"
-        word = "patch" if self.num_patches == 1 else "patches"
-        patches = f"{format_count(self.num_patches)} {word} in batches of {facts.batch}"
+        patches = f"{_counted(self.num_patches, 'patch')} in batches of {facts.batch}"
         sides = f"{in_words(geometry.patch)}, overlap {in_words(geometry.overlap)}, {geometry.seam}"
         yield "patch", f"{sides}; {patches}"
         if facts.seams:
@@ -268,7 +270,7 @@ def make_plan(
 
 def _counted(count: int, noun: str) -> str:
     """A count in short form, such as ``18.9 k blocks``, as a petabyte has many."""
-    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
+    return f"{format_count(count)} {plural(count, noun).partition(' ')[2]}"
 
 
 def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) -> Iterator[Plan]:

@@ -378,7 +378,9 @@ class Notes:
         if self.damaged:
             lost = f"cut or damaged in {plural(len(self.damaged), 'line')}"
         elif self.complete:
-            lost = f"cut: it names {named:,} of the {self.planned:,} blocks that were written"
+            lost = (
+                f"cut: it names {named:,} of the {plural(self.planned, 'block')} that were written"
+            )
         return lost and (
             f"{self.folder}/{LOG_FILE} is {lost}; blocks without a line count as not written: "
             "penstock repair OUTPUT, or infer --resume, computes them again"

@@ -264,7 +264,7 @@ class _Client:
         if lacking := missing_parts(self.job.plan, self.journal.done):
             why = f" when {self.request.why} ended the job" if self.request.why else ""
             raise Incomplete(
-                f"{sum(lacking.values())} of {self.job.plan.num_blocks} blocks, in "
+                f"{sum(lacking.values()):,} of {plural(self.job.plan.num_blocks, 'block')}, in "
                 f"{plural(len(lacking), 'part')}, are not written{why}; run again with --resume"
             )
 

@@ -73,8 +73,7 @@ class BrickReader:
         # Every voxel past the edge has its mirror image in ``inside``; both lie in ``hull``.
         inside = read_range(brick.read, domain)
         hull = brick.read.hull(inside)
-        shape = (job.net.model.in_channels, *hull.shape)
-        whole = self.pool.take(shape, job.source.dtype)
+        whole = self.pool.take((job.net.model.in_channels, *hull.shape), job.source.dtype)
         part = whole[(slice(None), *inside.within(hull))]
         owned = job.geometry.owned(brick)
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Flow, UsageError, group_by, nth_share
+from ...base import Flow, UsageError, group_by, nth_share, plural
 from ...data import (
     Box,
     ChannelValues,
@@ -334,7 +334,7 @@ class Counting:
         if self.merged == number:
             return f"Counted all of round {number}; the exact values take a second round"
         left = self.missing(elements)
-        return f"Counted in round {number}; {len(left)} of {elements} shares are missing"
+        return f"Counted in round {number}; {len(left)} of {plural(elements, 'share')} are missing"
 
     def scalings(self, elements: int) -> dict[int, Scalings]:
         """The scalings of each volume by its index, from what all processes have counted. Empty if
@@ -349,7 +349,7 @@ class Counting:
                 if missing := self.missing(elements):
                     raise UsageError(
                         f"the values of the input are not counted yet, for percentiles of the "
-                        f"whole volume: {len(missing)} of {elements} shares of round "
+                        f"whole volume: {len(missing)} of {plural(elements, 'share')} of round "
                         f"{self.merged + 1} are missing; run --statistics {missing[0]}/{elements} "
                         "first"
                     )

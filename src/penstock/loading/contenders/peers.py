@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import StageError, UsageError, as_usage_error, require
+from ...base import StageError, UsageError, as_usage_error, plural, require
 from ..engines.engine import locate
 from ..engines.tensorstore_engine import REQUESTS, open_plainly
 from ..order import Order
@@ -56,8 +56,8 @@ class Peer:
     def __init__(self, data: Any, order: Order) -> None:
         if order.patches_per_sample != 1:
             raise UsageError(
-                f"loader {self.name} reads whole samples, not {order.patches_per_sample} patches "
-                "of each"
+                f"loader {self.name} reads whole samples, not "
+                f"{plural(order.patches_per_sample, 'patch')} of each"
             )
         self.samples, self.batch_size = BatchSamples(order), order.batch_size
         self.places = locate(data)

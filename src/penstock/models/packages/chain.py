@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...base import UsageError
+from ...base import UsageError, plural
 from ...data import Normalisation
 
 
@@ -57,8 +57,8 @@ class Chain:
         """
         numbers = np.stack(np.broadcast_arrays(lowers, scales), axis=-1).reshape(-1, 2).tolist()
         if len(numbers) not in (1, self._channels):
-            raise self._refuse(f"{name} of its input has {len(numbers)} numbers, and the "
-                                     f"network takes {self._channels} channels")  # fmt: skip
+            raise self._refuse(f"{name} of its input has {plural(len(numbers), 'number')}, and the "
+                               f"network takes {plural(self._channels, 'channel')}")  # fmt: skip
         size = max(len(numbers), len(self.each))
         each, numbers = ([*some] * (size // len(some)) for some in (self.each, numbers))
         self.each = [self._after(how, *pair) for how, pair in zip(each, numbers, strict=True)]

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from ...base import as_usage_error, read_json, read_yaml, require
+from ...base import as_usage_error, plural, read_json, read_yaml, require
 from ..recipe import Recipe, Sliding
 from ..user_code import beside
 from ..weights import load_weights
@@ -125,8 +125,7 @@ def _resolved(config: Mapping[str, Any], value: Any, depth: int = 0) -> Any:
     if depth > 20:
         return value
     if isinstance(value, str) and value.startswith("@"):
-        parts = value[1:].replace("#", "::").split("::")
-        named = _of(config, *parts)
+        named = _of(config, *value[1:].replace("#", "::").split("::"))
         return value if named is None else _resolved(config, named, depth + 1)
     if isinstance(value, Mapping):
         return {key: _resolved(config, each, depth + 1) for key, each in value.items()}
@@ -265,5 +264,7 @@ def _each(
     said = inferer.get(key, default)
     values = said if isinstance(said, list) else [said] * spatial
     if len(values) != spatial or not all(isinstance(v, int | float) and v >= 0 for v in values):
-        raise parcel.refuse(f"{key} of its inferer is {said!r}, and not {spatial} numbers")
+        raise parcel.refuse(
+            f"{key} of its inferer is {said!r}, and not {plural(spatial, 'number')} of 0 or more"
+        )
     return values[::-1]

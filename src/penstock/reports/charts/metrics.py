@@ -189,7 +189,10 @@ def _reference_gauges(metrics: Any, path: Path) -> dict[str, Figure]:
     for key, part, name, unit in REFERENCE_SERIES:
         values = system.get(key) if part is None else system.get(key, {}).get(part)
         if values and len(values) != len(rows):
-            raise UsageError(f"{path} holds {len(values)} values of {name} for {len(rows)} times")
+            raise UsageError(
+                f"{path} holds {plural(len(values), 'value')} of {name} for "
+                f"{plural(len(rows), 'time')}"
+            )
         for row, value in zip(rows, values or [], strict=False):
             row[name] = None if value is None else value * unit
     gauges: dict[str, Figure | None] = {**row_gauges({"cpu_count": None, "queues": {}}, rows)}

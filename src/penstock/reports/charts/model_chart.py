@@ -67,7 +67,7 @@ def draw_bench(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
 
 
 def _facts(rows: int, drawn: Sequence[ModelCell], source: str) -> str:
-    latest_of = f", the latest of each of {len(drawn)} cases" if rows > len(drawn) else ""
+    latest_of = f", the latest of each of {plural(len(drawn), 'case')}" if rows > len(drawn) else ""
     facts = [f"{plural(rows, 'row')} of {source}{latest_of}"]
     launches = sorted({int(c.row["launches"]) for c in drawn if int(c.row.get("launches") or 0)})
     if launches:

@@ -223,7 +223,7 @@ def comparisons(group: Sequence[LoaderCell]) -> list[str]:
 
 def _against(base: LoaderCell, other: LoaderCell) -> str:
     ratio = cell_ratio(base, other)
-    launches = f"{ratio.n} launches each"
+    launches = f"{plural(ratio.n, 'launch')} each"
     if not ratio.excludes(1):
         ends = times_bracket(ratio, launches)
         return f"{base.loader} and {other.loader} are not distinguishable {ends}"

@@ -102,7 +102,7 @@ class Ladder:
             return f"{line}."
         ends = "[one launch of each step, no interval]"
         if gain.low is not None:
-            ends = times_bracket(gain, f"{gain.n} launches of each step")
+            ends = times_bracket(gain, f"{plural(gain.n, 'launch')} of each step")
         fast = f"batches would come at most {gain.value:.2f}x as fast"
         return f"{line}; if it cost nothing, {fast} {ends}."
 
@@ -192,7 +192,7 @@ def ladder_headlines(records: Iterable[Record]) -> list[str]:
     ladders.sort(key=lambda ladder: -max(ladder.seconds.values()))
     lines = [ladder.sentence() for ladder in ladders if ladder.limiting]
     if len(lines) > _NAMED:
-        more = f"{len(lines) - _NAMED} more combinations of batch and threads are below."
+        more = f"{plural(len(lines) - _NAMED, 'more combination')} of batch and threads are below."
         return [*lines[:_NAMED], more]
     return lines
 

@@ -52,7 +52,7 @@ def heading(group: Sequence[QueueCell]) -> str:
     if group[0].reads_only:
         return f"{where}; read while nobody computes"
     step = f"steps of {format_seconds(group[0].compute_s)}"
-    iterations = f"{group[0].iterations} iterations from a full queue"
+    iterations = f"{plural(group[0].iterations, 'iteration')} from a full queue"
     return f"{where}; {step}, {iterations}"
 
 
@@ -104,8 +104,9 @@ def sentences(group: Sequence[QueueCell]) -> list[str]:
         unsettled = "; ".join(cell.name for cell in measured if not cell.settled)
         if unsettled and any(cell.settled for cell in measured):
             lines.append(
-                f"The steady state was not reached within the {group[0].iterations} iterations "
-                f"with {unsettled}: use more --iterations of bench queue."
+                "The steady state was not reached within the "
+                f"{plural(group[0].iterations, 'iteration')} with {unsettled}: use more "
+                "--iterations of bench queue."
             )
     return [*lines, *verdict(group)]
 
@@ -171,7 +172,7 @@ def _of_workers(same: Sequence[QueueCell]) -> list[str]:
     verb = "does not change" if low <= 0 <= high else "changes"
     lines.append(
         f"{depths} {verb} the steady state: {100 * (b.value / a.value - 1):+.1f} % "
-        f"[{100 * low:+.1f} to {100 * high:+.1f} %, {launches} launches]."
+        f"[{100 * low:+.1f} to {100 * high:+.1f} %, {plural(launches, 'launch')}]."
     )
     return lines
 
@@ -220,7 +221,8 @@ def draw_queue(cells: Sequence[QueueCell], source: str) -> Figure:
     where += f"{'' if first.reads_only else iterations}; {plural(len(cells), 'case')} of {source}"
     if first.reads_only:
         places, seconds = np.arange(len(ordered)), column_of(ordered, "read_s")
-        bars = Series("", places, seconds, "bars", texts=_words(seconds))
+        texts = [format_seconds(value) if np.isfinite(value) else "" for value in seconds]
+        bars = Series("", places, seconds, "bars", texts=texts)
         x = Axis("Workers", ticks=[str(cell.workers) for cell in ordered])
         panel = Panel("", x, Axis("Time of a batch", "s"), [bars])
         return Figure("Batches read while nobody computes", where, [panel])
@@ -257,7 +259,3 @@ def _seconds_panel(cells: Sequence[QueueCell]) -> Panel:
     names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in cells]
     axis = Axis("Workers, queue", ticks=names)
     return Panel("From a full queue on", axis, Axis("Time of an iteration", "s"), series)
-
-
-def _words(seconds: Sequence[float]) -> list[str]:
-    return [format_seconds(value) if np.isfinite(value) else "" for value in seconds]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from ...base import plural
 from ..charts.chart import document_of, thinned
 from ..content import Report
 from ..loopback import LoopbackHandler, LoopbackServer
@@ -58,7 +59,7 @@ def page_data(
     ordered = list({run.key: run for run in ordered}.values())
     notes = list(catalogue.notes)
     if more := len(catalogue.runs) - len(rows):
-        notes.append(f"{more:,} older runs are left out: name a folder that holds fewer.")
+        notes.append(f"{plural(more, 'older run')} left out: name a folder that holds fewer.")
     details = _details(catalogue, ordered[: len(first)] if live and first else ordered)
     parts = "metrics", "curves", "settings"
     names = {part: {n for d in details.values() for n in d[part]} for part in parts}

@@ -79,7 +79,7 @@ def heading(runs: Sequence[SuiteCell]) -> str:
         what += f" on {case['backbone']}"
     switched = [word for word in ("amp", "compile", "channels_last") if case[word]]
     if training is not None:
-        what += f", {training['parameters']:,} parameters, "
+        what += f", {plural(training['parameters'], 'parameter')}, "
         what += f"{training['world_size']} × {training['device']}"
     samples = next((n for run in runs if (n := run.fact("train_samples"))), None)
     of = f" of {plural(samples, 'sample')}" if samples else ""
@@ -139,8 +139,7 @@ def _failure(run: SuiteCell) -> str:
 
 
 def _of_best(measured: Sequence[SuiteCell]) -> str:
-    ranked = sorted(measured, key=_rate, reverse=True)
-    best, *others = ranked
+    best, *others = sorted(measured, key=_rate, reverse=True)
     line = f"Most samples a second: {best.name}, {_spread(best)}"
     if not others:
         return line + "."
@@ -158,11 +157,11 @@ def _of_limits(measured: Sequence[SuiteCell]) -> str:
     """Say which limit most runs have, and which run waits longest for data."""
     limits = Counter(run.limited_by or "nothing known" for run in measured)
     counts = ", ".join(
-        f"{limit} limits {number} of {len(measured)} runs" for limit, number in limits.most_common()
+        f"{limit} limits {number} of {plural(len(measured), 'run')}"
+        for limit, number in limits.most_common()
     )
     most = max(measured, key=lambda run: run.shares["data"] or 0.0)
-    shares = most.shares_of("data")
-    spread = of_launches(shares, "{:.0%}".format)
+    spread = of_launches(most.shares_of("data"), "{:.0%}".format)
     return (
         f"{counts[:1].upper()}{counts[1:]}; {most.name} waits longest for data, "
         f"{most.shares['data']:.0%} of its epochs [{spread}]."
@@ -175,8 +174,7 @@ def _rate(run: SuiteCell) -> float:
 
 def _spread(run: SuiteCell) -> str:
     assert run.throughput is not None
-    launches = plural(run.launches, "launch")
-    ends = bracket(run.throughput, launches, significant)
+    ends = bracket(run.throughput, plural(run.launches, "launch"), significant)
     return f"{significant(run.throughput.value)} {ends}"
 
 
@@ -254,7 +252,7 @@ def draw_suite(runs: Sequence[SuiteCell]) -> Figure:
         panels.append(_panel(runs, Axis(f"{place} memory at most", "B"), peaks))
     waits = [scaled(row["shares"]["data"], 100) for row in rows]
     panels.append(_panel(runs, Axis("Waiting for data, of the epochs", "%"), waits))
-    note = f"{len(runs)} runs, {launches} launches; crosses are failures"
+    note = f"{plural(len(runs), 'run')}, {plural(launches, 'launch')}; crosses are failures"
     return Figure(heading(runs), note, panels, 3)
 
 
@@ -268,7 +266,7 @@ def _panel(
         x, y = [float(batches.index(run.batch)) for run, _ in line], [v for _, v in line]
         rates = [run.throughput if intervals else None for run, _ in line]
         low, high = ([getattr(rate, end, None) for rate in rates] for end in ("low", "high"))
-        series.append(Series(f"{workers} workers", x, y, "dots", place, low=low, high=high))
+        series.append(Series(plural(workers, "worker"), x, y, "dots", place, low=low, high=high))
         failed = [float(batches.index(run.batch)) for run, _ in line if not run.measured]
         if failed:
             zeros = [0.0] * len(failed)

@@ -91,8 +91,7 @@ class TrainingFolder:
     @property
     def history(self) -> list[dict[str, Any]]:
         """A row for each epoch."""
-        rows = self.results.get("history") or []
-        return [row for row in rows if isinstance(row, dict)]
+        return [row for row in self.results.get("history") or [] if isinstance(row, dict)]
 
     @cached_property
     def scores(self) -> dict[str, list[tuple[int, float]]]:

@@ -48,7 +48,7 @@ def _about(run: TrainingFolder) -> list[str]:
     results = run.results
     words = [run.workload]
     if (count := results.get("parameters")) is not None:
-        words.append(f"{count:,} parameters")
+        words.append(plural(count, "parameter"))
     if results.get("device"):
         words.append(f"{results.get('world_size', 1)} x {results['device']}")
     if results.get("global_batch_size"):
@@ -118,9 +118,8 @@ def speed_lines(run: TrainingFolder) -> list[str]:
     if not rate or not epochs:
         return ["Its speed is not known: no epoch has ended."]
     took = median_interval(epochs)
-    asked = run.args.get("epochs")
-    whole = asked and not run.args.get("max_steps")
-    done = f"{len(epochs)} of {asked} epochs" if whole else plural(len(epochs), "epoch")
+    asked = 0 if run.args.get("max_steps") else run.args.get("epochs")
+    done = f"{len(epochs)} of {plural(asked, 'epoch')}" if asked else plural(len(epochs), "epoch")
     if begun := begun_epoch(results):
         done += f", the last with {begun}"
     status = str(results.get("status", "unfinished"))

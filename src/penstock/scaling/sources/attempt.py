@@ -1,7 +1,5 @@
-"""One attempt of a training, parsed from the lines of a job: its beginning, fields, epochs, scores,
-times of ranks, and its end. It keeps only the fields of a run, so a log of any length takes the
-same memory.
-"""
+"""One attempt of a training, parsed from the lines of a job. It keeps only the fields of a run, so
+a log of any length takes the same memory."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from email.utils import mktime_tz, parsedate_tz
 
 from ...base import leading_seconds
 from ...instruments import PHASES
-from ..runs import COMPARED, Status, end_in
+from ..runs import COMPARED, Status, end_in, is_cause
 from .gpu_readings import GpuReadings
 
 MOST_RANKS = 100_000
@@ -35,7 +33,9 @@ _RATE = re.compile(r"\s*(?:/|per )\s*(?:it|step|epoch|batch|sample)")
 _TIMED = re.compile(r"(?i)\s*(total training time|time per epoch)\s*[(\[]([^()\[\]]*)[)\]]\s*:(.*)")
 """A time with a unit, or a rank, beside its name."""
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
-_OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
+_OURS = re.compile(
+    r"[^:]+: [\d,]+ parameters?, \d+ x ([^,]+), ([\d,]{1,19}) steps? of [\d,]+ samples?$"
+)
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
 _SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
 _PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
@@ -132,7 +132,7 @@ class Attempt:
     @property
     def is_over(self) -> bool:
         """Whether a rank has printed its total, or something ended it for good."""
-        return bool(self.totals) or self.end not in (None, "crashed")
+        return bool(self.totals) or self.end not in (None, "crashed", "out_of_memory")
 
     def of_the_job(self) -> Attempt:
         """A new attempt with the fields of this one's job."""
@@ -177,9 +177,7 @@ class Attempt:
         """
         kept = self.take_lightning(line) or self.gpus.take(line) or self._take_kind(line, _KINDS)
         end = end_in(line)
-        # A job that is stopped or cancelled also ends with an error. SLURM's own message decides.
-        decides = self.end in (None, "crashed") or (self.end == "stopped" and end != "crashed")
-        if end and decides:
+        if end and is_cause(end, self.end):
             self.end = end
         return kept or end is not None
 
@@ -256,7 +254,7 @@ def _take_our_epoch(attempt: Attempt, line: re.Match[str]) -> None:
 
 
 def _take_our_device(attempt: Attempt, line: re.Match[str]) -> None:
-    attempt.device, attempt.all_steps = line[1], int(line[2])
+    attempt.device, attempt.all_steps = line[1], int(line[2].replace(",", ""))
 
 
 def _take_phases(attempt: Attempt, line: re.Match[str]) -> None:

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ...base import RESULTS, UsageError, natural, read_json, system_errors
+from ...base import RESULTS, UsageError, natural, plural, read_json, system_errors
 from ...instruments import LEDGER_FILE
 from ...reports import LOG_SUFFIXES, TRACKER_SUFFIXES, places_at
 from ..runs import TrainingRun
 from .slurm_log import read_log
-from .tracked import Say, TrackedRun, training_runs
+from .tracked import Say, TrackedRun, first_three, training_runs
 from .tracker_files import comet_archive, comet_runs, mlflow_database, table_runs
 from .trainings import results_run, rows_of, runs_of_ledger
 
@@ -65,9 +65,10 @@ def read_runs(
         say(f"{why}; it is passed over")
     kept, twice = each_once(runs)
     if twice:
-        more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
-        counts = f"{len(runs)} runs are read, and {len(kept)} count{'s' * (len(kept) == 1)}"
-        say(f"{counts}: {', '.join(twice[:3])}{more}")
+        counts = (
+            f"{plural(len(runs), 'run')} are read, and {len(kept)} count{'s' * (len(kept) == 1)}"
+        )
+        say(f"{counts}: {first_three(twice)}")
     for sentence in filter(None, map(contradiction, kept)):
         say(sentence)
     return sorted(
@@ -191,13 +192,19 @@ def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
 def _passing(paths: Iterable[Path], say: Say) -> Iterator[TrainingRun]:
     """The content of files that the user did not name, so that they may be something else."""
 
+    bare = list[str]()
+
     def read(path: Path) -> list[TrainingRun]:
         runs = list(_read_file(path, say))
         # Anybody's log may hold a traceback without a training.
         anybodys = path.name.endswith(LOG_SUFFIXES[2:])
-        return [run for run in runs if not anybodys or run.seconds or run.epochs or run.batch]
+        runs = [run for run in runs if not anybodys or run.seconds or run.epochs or run.batch]
+        bare.extend([str(path)] * (not runs and path.name.endswith(LOG_SUFFIXES)))
+        return runs
 
-    return _each(paths, read, lambda error: say(f"{error}; it is passed over"))
+    yield from _each(paths, read, lambda error: say(f"{error}; it is passed over"))
+    if bare:
+        say(f"{plural(len(bare), 'log')} without a run passed over: {first_three(bare)}")
 
 
 def _files(folder: Path, *patterns: str) -> list[Path]:
@@ -267,6 +274,6 @@ def contradiction(run: TrainingRun) -> str | None:
     if abs(run.seconds - whole) <= 0.006 * run.epochs + 0.02 * run.seconds:
         return None
     return (
-        f"{run.source}: {run.seconds:.2f} s in all are not {run.epochs} epochs of "
+        f"{run.source}: {run.seconds:.2f} s in all are not {plural(run.epochs, 'epoch')} of "
         f"{run.epoch_seconds:.2f} s; one of the two is wrong, and then so is the speed-up"
     )

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...base import UsageError, as_usage_error, system_errors
-from ..runs import A_GPU, Rank, Status, TrainingRun, end_in, settings_of
+from ..runs import A_GPU, MAY_FOLLOW, Rank, Status, TrainingRun, end_in, is_cause, settings_of
 from .attempt import COUNT, FINISHED, Attempt, without_commas
 from .digit_places import LABEL, Shapes
 
@@ -165,7 +165,7 @@ def _take_beside(attempt: Attempt, path: Path) -> None:
     for line in map(text_of, raw_lines(path)):
         if attempt.take_lightning(line):
             continue
-        if (status := end_in(line)) and (status not in ("crashed", "stopped") or end is None):
+        if (status := end_in(line)) and (is_cause(status, end) or status not in MAY_FOLLOW):
             end = status
     attempt.end = end or attempt.end
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -168,8 +168,19 @@ def training_runs(tracked: Iterable[TrackedRun], path: Path, say: Say) -> Iterat
             f"{path}: its times ({whole}) are of whole runs, which take longer than their trainings"
         )
     if left:
-        names = ", ".join(left[:3]) + f" and {len(left) - 3} more" * (len(left) > 3)
-        say(f"{path}: {plural(len(left), 'run')} without a number of devices, left out: {names}")
+        say(
+            f"{path}: {plural(len(left), 'run')} without a number of devices, left out: "
+            f"{first_three(left)}"
+        )
+
+
+def first_three(names: Sequence[str]) -> str:
+    """The names as a part of a sentence, of many the first three.
+
+    >>> first_three(["a", "b"]), first_three(["a", "b", "c", "d"])
+    ('a, b', 'a, b, c and 1 more')
+    """
+    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def _training_run(run: TrackedRun, devices: int) -> TrainingRun:

@@ -16,7 +16,6 @@ without a status is of a run that was complete, if its epochs do not say otherwi
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import sqlite3
@@ -28,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from ...base import UsageError, group_by, parse_seconds, well_formed
+from ...base import UsageError, group_by, parse_seconds, parsed_json, well_formed
 from ..runs import Status
 from .tracked import NAMES_OF_TRACKERS, WHOLE, Series, TrackedRun
 
@@ -124,9 +123,9 @@ def comet_archive(path: Path) -> list[TrackedRun]:
         with zipfile.ZipFile(path) as archive:
             if "messages.json" not in archive.namelist():
                 return []
-            about = json.loads(archive.read("experiment.json"))
+            about = parsed_json(archive.read("experiment.json"))
             for line in archive.read("messages.json").splitlines():
-                message = json.loads(line)
+                message = parsed_json(line)
                 payloads[message["type"]].append(message["payload"])
         asked = (payload["param"] for payload in payloads["parameter_msg"])
         parameters = {param["paramName"]: str(param["paramValue"]) for param in asked}

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import TrainConfig, UsageError, XView3Rules, group_by
+from ...base import TrainConfig, UsageError, XView3Rules, group_by, plural
 from ...data import (
     CHANNELS,
     SPLITS,
@@ -84,8 +84,8 @@ class DetectorWorkload:
             if chips.labels_unseen:
                 labels = sum(map(len, chips.labels.values()))
                 self.notes.append(
-                    f"{chips.labels_unseen} of {labels} labels of {chips.folder} lie where radar "
-                    "has no value"
+                    f"{chips.labels_unseen} of {plural(labels, 'label')} of {chips.folder} lie "
+                    "where radar has no value"
                 )
         self.train = Pictures(train, chosen(train.num_points, config.background, config.seed))
         self.val = Pictures(self.chips, np.arange(len(self.chips)))

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import TrainConfig, UsageError, group_by, nth_share
+from ...base import TrainConfig, UsageError, group_by, nth_share, plural
 from ...data import Packed, PackedArray, num_shared_samples, open_dataset
 from ...loading import Items, Loader, Order
 from ...models import Emulator, latitudes
@@ -64,8 +64,8 @@ class EmulatorWorkload:
         self.notes = list[str]()
         if both:
             self.notes.append(
-                f"{both} of {val.num_samples} samples of --val-data-root {val.root} are trained on "
-                "too: the scores of validation say nothing of samples that are new"
+                f"{both} of {plural(val.num_samples, 'sample')} of --val-data-root {val.root} are "
+                "trained on too: the scores of validation say nothing of samples that are new"
             )
         self.inputs, self.targets = train.arrays["inputs"], train.arrays["targets"]
         self.names = _bases(self.targets)
@@ -73,8 +73,8 @@ class EmulatorWorkload:
         batches = -(-train.num_samples // config.batch_size)
         if (pieces := config.chunks_per_epoch or 1) > batches:
             raise UsageError(
-                f"--chunks-per-epoch {pieces}: an epoch of {train.num_samples} samples has "
-                f"{batches} batches of --batch-size {config.batch_size}"
+                f"--chunks-per-epoch {pieces}: an epoch of {plural(train.num_samples, 'sample')} "
+                f"has {plural(batches, 'batch')} of --batch-size {config.batch_size}"
             )
 
     def model(self) -> nn.Module:

@@ -134,8 +134,8 @@ def tile_of(config: TrainConfig, spatial_axes: int | None) -> PatchGrid:
         sides *= spatial_axes or 2
     if spatial_axes not in (None, len(sides)) or len(sides) not in (2, 3):
         raise UsageError(
-            f"--tile-size {config.tile_size} has {len(sides)} axes; model {config.model} takes "
-            f"{spatial_axes or '2 or 3'}"
+            f"--tile-size {config.tile_size} has {plural(len(sides), 'axis')}; model "
+            f"{config.model} takes {spatial_axes or '2 or 3'}"
         )
     return PatchGrid(sides, axes=tuple(range(len(AXES) - len(sides), len(AXES))))
 
@@ -249,7 +249,7 @@ class Pairs:
             raise UsageError(f"--model {config.model} has no parameters to train")
         if self._model.says_channels and channels != self._model.in_channels:
             raise UsageError(
-                f"--in-spec has {channels} channels; model {config.model} takes "
+                f"--in-spec has {plural(channels, 'channel')}; model {config.model} takes "
                 f"{self._model.in_channels} (see --channels)"
             )
         if extent_of(source) != extent_of(target):
@@ -263,8 +263,8 @@ class Pairs:
         heads = self._returned(tiles[0][0][None])
         if len(heads) > 1:
             raise UsageError(
-                f"--model {self.config.model} has {len(heads)} heads ({', '.join(heads)}); pairs "
-                "trains one"
+                f"--model {self.config.model} has {plural(len(heads), 'head')} "
+                f"({', '.join(heads)}); pairs trains one"
             )
         (named,) = heads.items()
         return named
@@ -337,7 +337,7 @@ def _array(config: TrainConfig, knob: str) -> Source:
 def _notes_of_values(inputs: Values, values: Values) -> list[str]:
     """Sentences on values that are not finite."""
     return [
-        f"{of.not_finite:,} of {of.count:,} values of {flag} are not finite and are {what}"
+        f"{of.not_finite:,} of {plural(of.count, 'value')} of {flag} are not finite and are {what}"
         for flag, of, what in (
             ("--in-spec", inputs, "seen as the lower bound"),
             ("--target-spec", values, "left out of loss and scores"),

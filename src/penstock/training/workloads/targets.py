@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import TargetKind, UsageError
+from ...base import TargetKind, UsageError, plural
 from ...data import AXES, Box, Grid, Histogram, Scaling, Source
 
 CHANNEL = AXES.index("c")
@@ -140,8 +140,8 @@ def count_values(source: Source, parts: Sequence[Box], flag: str) -> Values:
             values.add(piece.astype(np.float32) if piece.dtype == np.float64 else piece)
         if values.count - values.not_finite == before:
             raise UsageError(
-                f"{flag} {source.name}: no value is finite in the {part.size:,} voxels from "
-                f"{part.start} (t c z y x) to {part.stop}"
+                f"{flag} {source.name}: no value is finite in the {plural(part.size, 'voxel')} "
+                f"from {part.start} (t c z y x) to {part.stop}"
             )
     return values
 
