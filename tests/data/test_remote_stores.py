@@ -141,7 +141,7 @@ class TestHttp:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-        with served(tmp_path, Moved) as url, pytest.raises(UsageError, match="give that$"):
+        with served(tmp_path, Moved) as url, pytest.raises(UsageError, match=r"give that$"):
             open_source(f"{url}/a.zarr")
 
     def test_a_server_that_denies_what_it_lacks_is_read(self, tmp_path) -> None:

@@ -97,7 +97,8 @@ def test_a_loader_reads_behind_a_signature_and_never_says_it(tmp_path) -> None:
     with served(tmp_path, Signed) as url:
         for place in (f"{url}/set{query}", f"{url}/image{query}"):
             with Loader(place, batch_size=SAMPLES) as loader:
-                np.testing.assert_array_equal([*next(iter(loader)).values()][0], values)
+                (first, *_) = next(iter(loader)).values()
+            np.testing.assert_array_equal(first, values)
         for place in (f"{url}/none{query}", f"{url}/set{query}-wrong"):
             with pytest.raises(UsageError) as caught:
                 Loader(place)
