@@ -208,7 +208,18 @@ def _is_nested(group: Group, folder: str, rank: int) -> bool:
 
 
 def joined(place: str, name: str) -> str:
-    """The path or URL of what lies below another. Names come before the query of a URL."""
+    """The path or URL of what lies below another.
+
+    Args:
+        place: The other; a query of its URL, such as a signature, stays at the end.
+        name: The path below it.
+
+    Returns:
+        The path or URL.
+
+    >>> joined("https://host/a.zarr?sig=b", "0")
+    'https://host/a.zarr/0?sig=b'
+    """
     head, mark, query = place.partition("?") if "://" in place else (place, "", "")
     return f"{head.rstrip('/')}/{name}{mark}{query}"
 
