@@ -75,3 +75,19 @@ def test_coco_ap_of_nothing() -> None:
     assert coco_ap([]) == coco_ap([empty])
     assert set(coco_ap([]).values()) == {None}
     assert set(coco_ap([missed]).values()) == {0.0}
+
+
+def test_a_box_of_any_class_counts_unless_classes_do() -> None:
+    """Called as `ap_cap.py` of the reviewers' cases does, and by class."""
+    boxes = some_results(5)[0].true_boxes
+    labels = np.arange(1, len(boxes) + 1)
+    wrong = ImageResult(
+        image=0,
+        boxes=boxes,
+        scores=np.ones(len(boxes)),
+        labels=labels + 1,
+        true_boxes=boxes,
+        true_labels=labels,
+    )
+    assert coco_ap([wrong], by_class=True)["AP"] == 0
+    assert coco_ap([wrong], by_class=False)["AP"] == pytest.approx(1.0)

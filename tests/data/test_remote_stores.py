@@ -122,8 +122,27 @@ class TestHttp:
                 box = Box.of((1, 2, 3, 4, 5), (1, 1, 3, 3, 3))
                 seen = open_source(place).read(box)
                 np.testing.assert_array_equal(seen, open_source(path).read(box))
+            named = open_source(f"{url}::s0{query}")
+            np.testing.assert_array_equal(named.read(box), open_source(path).read(box))
+            with pytest.raises(UsageError, match=r"403\]$"):
+                open_source(f"{url}{query}::s0")  # of a query, colons are a part
             kept = kvstore.address(open_kvstore(kvstore_of(f"{url}{query}"), "").spec())
             assert "part=2" in kept and "s1gnature" not in kept
+
+    def test_a_zip_file_behind_a_signature(self) -> None:
+        signed = "https://host/a.ome.zip?sig=a/b.zip"
+        assert kvstore_of(signed) == kvstore_of(f"{signed}/") == f"{signed}|zip:"
+        assert kvstore_of("https://host/a.zip/x/y?sig=b") == "https://host/a.zip?sig=b|zip:x/y/"
+
+    def test_a_server_that_sends_elsewhere(self, tmp_path) -> None:
+        class Moved(Quiet):
+            def do_GET(self) -> None:
+                self.send_response(302)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        with served(tmp_path, Moved) as url, pytest.raises(UsageError, match=r"give that$"):
+            open_source(f"{url}/a.zarr")
 
     def test_a_server_that_denies_what_it_lacks_is_read(self, tmp_path) -> None:
         """As a bucket does that may be read and not listed."""

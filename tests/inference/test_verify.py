@@ -313,6 +313,17 @@ def test_a_log_that_was_cut_says_so_and_what_to_do(capsys, here) -> None:
     assert "cut" not in capsys.readouterr().out
 
 
+def test_a_damaged_chunk_at_the_far_edge_of_which_the_log_lost_its_line_is_mended(here) -> None:
+    np.save("in.npy", EDGED)
+    spec = stored(Path("v3.zarr"), "in.npy")
+    wanted, log = values(spec), Path("v3.zarr.penstock/done.log")
+    truncate(chunk(Path("v3.zarr"), 4, 1, 2))
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+    assert verify(spec) == 3
+    assert main(["repair", spec]) == 0 == verify(spec)
+    assert (values(spec) == wanted).all()
+
+
 @pytest.mark.parametrize("who", ("status", "verify", "resume"))
 def test_a_run_that_ends_while_its_log_is_read_is_not_called_cut(who, here, monkeypatch) -> None:
     """Its last lines and its summary come after the look into the log."""

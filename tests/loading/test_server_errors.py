@@ -1,6 +1,7 @@
 """A server that answers for every chunk with an error: one sentence, after so many tries."""
 
 import contextlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import Loader, StageError
+from penstock import Loader, StageError, UsageError
 from penstock.cli import main
 from penstock.data.stores import tensorstore as store
 from penstock.loading.engines import tensorstore_engine as engine
 
-from .kit import Quiet, served
+from .kit import SAMPLES, TRUTH, Quiet, pack, served, write
 
 Asked = Counter[str]
 
@@ -73,6 +74,35 @@ def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch) -> None:
             list(loader)
     assert is_short(str(caught.value))
     assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
+
+
+def test_a_loader_reads_behind_a_signature_and_never_says_it(tmp_path) -> None:
+    query = "?sig=s1gnature"
+
+    class Signed(Quiet):
+        def do_GET(self) -> None:
+            if not self.path.endswith(query):
+                return self.send_error(403)
+            self.path = self.path.removesuffix(query)
+            return super().do_GET()
+
+    pack(tmp_path / "set")
+    values = TRUTH["inputs"]
+    write(tmp_path / "image" / "full", values, values.shape)
+    axes = [{"name": name, "type": "space"} for name in "tzyx"]
+    scale = [{"type": "scale", "scale": [1, 1, 1, 1]}]
+    levels = [{"path": "full", "coordinateTransformations": scale}]
+    image = {"version": "0.4", "axes": axes, "datasets": levels}
+    (tmp_path / "image" / ".zattrs").write_text(json.dumps({"multiscales": [image]}))
+    with served(tmp_path, Signed) as url:
+        for place in (f"{url}/set{query}", f"{url}/image{query}"):
+            with Loader(place, batch_size=SAMPLES) as loader:
+                (first, *_) = next(iter(loader)).values()
+            np.testing.assert_array_equal(first, values)
+        for place in (f"{url}/none{query}", f"{url}/set{query}-wrong"):
+            with pytest.raises(UsageError) as caught:
+                Loader(place)
+            assert "s1gnature" not in str(caught.value)
 
 
 def test_infer_gives_up_with_one_sentence(volume: Path, tmp_path, monkeypatch, capsys) -> None:

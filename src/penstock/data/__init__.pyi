@@ -120,6 +120,7 @@ from .stores.written import is_damage as is_damage
 from .stores.written import open_written as open_written
 from .stores.zarr_groups import check_not_packed as check_not_packed
 from .stores.zarr_groups import first_level_of as first_level_of
+from .stores.zarr_groups import joined as joined
 from .stores.zarr_groups import register_label as register_label
 from .tissue import CoarseView as CoarseView
 from .tissue import SampleMask as SampleMask

@@ -160,7 +160,7 @@ def take_off(run: RunFolder, proof: Proof) -> int:
         if run.folder.at_work():
             raise UsageError(f"another process is writing the run in {run.folder}")
         # Chunks first: if a kill comes between, what the list still names is found missing.
-        for key in lost:
+        for key in sorted(proof.bad):  # also those whose line is lost: they are written, too
             for stored in run.outputs:
                 discard_damaged(stored.written, stored.box(key[0], run.blocks.cell(key[1:])))
         if lost:

@@ -52,16 +52,22 @@ class ImageResult:
     boxes: NDArray[np.float64]
     scores: NDArray[np.float64]
     true_boxes: NDArray[np.float64]
+    labels: NDArray[np.int64] | None = None
+    """The class of each predicted box, which counts where scores are asked for by class."""
+    true_labels: NDArray[np.int64] | None = None
+    image: int | str = ""
+    """The image's name."""
 
 
 def coco_ap(
-    results: Iterable[ImageResult], *, max_dets: int | None = None
+    results: Iterable[ImageResult], *, by_class: bool = False, max_dets: int | None = None
 ) -> dict[str, float | None]:
-    """COCO's average precision of boxes, which are all of one class.
+    """COCO's average precision of boxes.
 
     Args:
         results: the predicted and the true boxes, each image once.
-        max_dets: most boxes in an image that count, the surest first; all by default.
+        by_class: the mean over the classes; else a box of any class matches any object.
+        max_dets: most boxes of a class in an image that count, the surest first; all by default.
             COCO's own scores count 100, which is too few where an image has more objects.
 
     Returns:
@@ -77,22 +83,27 @@ def coco_ap(
     module = require("faster_coco_eval", "train")
 
     truths = [
-        _entry(number, box) | {"iscrowd": 0}
+        _entry(number, box, label) | {"iscrowd": 0}
         for number, image in enumerate(images, 1)
-        for box in image.true_boxes
+        for box, label in zip(
+            image.true_boxes, _classes(image.true_boxes, image.true_labels, by_class), strict=True
+        )
     ]
     boxes = [
-        _entry(number, box) | {"score": float(score)}
+        _entry(number, box, label) | {"score": float(score)}
         for number, image in enumerate(images, 1)
-        for box, score in zip(image.boxes, image.scores, strict=True)
+        for box, score, label in zip(
+            image.boxes, image.scores, _classes(image.boxes, image.labels, by_class), strict=True
+        )
     ]
     for entries in (truths, boxes):
         for number, entry in enumerate(entries, 1):
             entry["id"] = number
+    classes = sorted({entry["category_id"] for entry in (*truths, *boxes)})
     document = {
         "images": [{"id": number} for number in range(1, len(images) + 1)],
         "annotations": truths,
-        "categories": [{"id": 1, "name": "object"}],
+        "categories": [{"id": label, "name": str(label)} for label in classes],
     }
     truth = module.COCO(document)
     evaluation = module.COCOeval_faster(truth, truth.loadRes(boxes), iouType="bbox")
@@ -107,11 +118,17 @@ def coco_ap(
     return {key: None if value < 0 else float(value) for key, value in values.items()}
 
 
-def _entry(image: int, box: Any) -> dict[str, Any]:
+def _classes(
+    boxes: NDArray[Any], labels: NDArray[np.int64] | None, by_class: bool
+) -> Iterable[int]:
+    return map(int, labels) if by_class and labels is not None else [1] * len(boxes)
+
+
+def _entry(image: int, box: Any, label: int) -> dict[str, Any]:
     x0, y0, x1, y1 = (float(side) for side in box)
     return {
         "image_id": image,
-        "category_id": 1,
+        "category_id": label,
         "bbox": [x0, y0, x1 - x0, y1 - y0],
         "area": (x1 - x0) * (y1 - y0),
     }

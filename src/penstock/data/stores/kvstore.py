@@ -123,15 +123,15 @@ def kvstore_of(path: str) -> Any:
     is_local = "://" not in path.partition("|")[0]
     if "|" in path and not is_local:  # a chain of TensorStore's, such as a zip file in a bucket
         return path
-    if (zipped := _IN_ZIP.fullmatch(path)) and (not is_local or Path(zipped[1]).is_file()):
+    place, mark, query = (path, "", "") if is_local else path.rstrip("/").partition("?")
+    if (zipped := _IN_ZIP.fullmatch(place)) and (not is_local or Path(zipped[1]).is_file()):
         above, _, file = zipped[1].rpartition("/")
         base, inner = kvstore_of(above or "."), f"{zipped[2]}/".lstrip("/")
         if isinstance(base, str):
-            return f"{base}{file}|zip:{inner}"
+            return f"{base}{file}{mark}{query}|zip:{inner}"
         return {"driver": "zip", "base": {**base, "path": base["path"] + file}, "path": inner}
     if is_local:
         return {"driver": "file", "path": f"{_folder(path)}/"}
-    place, mark, query = path.rstrip("/").partition("?")
     path = f"{place.rstrip('/')}/{mark}{query}"  # names below it come before the query
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if path.startswith("s3://") and endpoint:
@@ -277,7 +277,7 @@ def explained_errors(where: str, kind: type[PenstockError] = UsageError) -> Iter
     except UsageError:
         raise
     except (ValueError, TypeError, NotImplementedError, OSError) as error:
-        raise kind(f"{where}: {first_sentence(error)}") from error
+        raise kind(f"{scrub(where)}: {first_sentence(error)}") from error
 
 
 def first_sentence(error: BaseException) -> str:
@@ -297,6 +297,8 @@ def first_sentence(error: BaseException) -> str:
     answer = re.search(r"http_response_code='(\d+)'", str(error))
     if answer is not None and text.endswith("Unknown"):
         text = f"{text.removesuffix('Unknown')}the server answered with HTTP {answer[1]}"
+    elsewhere = "the server answers that this lies at another address; give that"
+    text = re.sub(r"Unknown \[HTTP code 3\d\d\]$", elsewhere, text)
     line = scrub(describe(ValueError(text)))
     # The reason stands at the end, behind paths.
     half = _LONGEST // 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -49,6 +50,7 @@ from .protocols import (
 from .sliced import Asked, SlicedSource
 from .tensorstore import settled
 from .tensorstore_open import open_tensorstore_sink, open_tensorstore_source
+from .zarr_groups import joined
 
 
 def open_source(
@@ -108,10 +110,7 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
     if isinstance(parsed, dict):
         kept = {key: settings[key] for key in ("name", "raw", "axes")}
         return open_tensorstore_source(parsed, cache_bytes=cache_bytes, **kept)
-    # A name may hold the mark itself.
-    here = (each for each in (parsed, parsed.rpartition("::")[0]) if os.path.lexists(at_home(each)))
-    place = next(filter(None, here), parsed.partition("::")[0])
-    inside = parsed[len(place) + 2 :]
+    place, inside = _place_and_name(parsed)
     files = None if inside else plane_files(place)
     form = format_of(place)
     if files is not None:
@@ -125,8 +124,25 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
         return _open_file(form, asked, cache_bytes)
     if (added := added_store(parsed)) is not None:
         return _open_added(added, parsed, settings, cache_bytes)
-    whole = f"{place}/{inside.strip('/')}" if inside else parsed
+    whole = joined(place, inside.strip("/")) if inside else parsed
     return open_omezarr_source(whole, cache_bytes=cache_bytes, **settings)
+
+
+def _place_and_name(place: str) -> tuple[str, str]:
+    """``FILE::NAME`` in two. The colons of a URL's host and query are its own.
+
+    >>> _place_and_name("http://[::1]:80/a.zarr::x?sig=b::c")
+    ('http://[::1]:80/a.zarr?sig=b::c', 'x')
+    """
+    host = re.match(r"(\w+://[^/?]*)?", place)[0]  # type: ignore[index]
+    if host:
+        path, *query = re.split(r"(?=\?)", place[len(host) :], maxsplit=1)
+        file, _, inside = path.partition("::")
+        return "".join((host, file, *query)), inside
+    # The name of a file may hold the mark itself.
+    here = (each for each in (place, place.rpartition("::")[0]) if os.path.lexists(at_home(each)))
+    file = next(filter(None, here), place.partition("::")[0])
+    return file, place[len(file) + 2 :]
 
 
 _HINTS = {"series": "; --series N takes one", "inside": "; name an array as FILE::NAME"}

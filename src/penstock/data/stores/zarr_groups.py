@@ -208,23 +208,36 @@ def _is_nested(group: Group, folder: str, rank: int) -> bool:
 
 
 def joined(place: str, name: str) -> str:
-    """The path or URL of what lies below another. Names come before the query of a URL."""
+    """The path or URL of what lies below another.
+
+    Args:
+        place: The other; a query of its URL, such as a signature, stays at the end.
+        name: The path below it.
+
+    Returns:
+        The path or URL.
+
+    >>> joined("https://host/a.zarr?sig=b", "0")
+    'https://host/a.zarr/0?sig=b'
+    """
     head, mark, query = place.partition("?") if "://" in place else (place, "", "")
     return f"{head.rstrip('/')}/{name}{mark}{query}"
 
 
 def first_level_of(place: str) -> str:
-    """The largest array of an OME-Zarr image in a folder of this machine; else the place itself.
+    """The largest array of an OME-Zarr image; else the place itself.
 
     Raises:
         UsageError: It is a group of several images or arrays; the sentence lists them.
     """
     folder = Path(place)
-    if "://" in place or not folder.is_dir():
+    if "://" not in place and not folder.is_dir():
         return place
-    group = Group(_reader(folder), place)
+    group = Group.at(place) if "://" in place else Group(_reader(folder), place)
     if "multiscales" in group.shown:
-        return f"{place}/{group.level(0).path}"
+        return joined(place, group.level(0).path)
+    if "://" in place:
+        return place
     only = group.only_below(folder, place)
     return place if only is None else first_level_of(only)
 
@@ -250,10 +263,10 @@ def check_not_packed(place: str) -> None:
         fill = None if said is None else number_of(said, dtype)
     except (KeyError, TypeError, ValueError):
         return  # no array, or one whose reader says what is wrong with it
-    if packing_of(attributes, dtype, place, fill) is not None:
+    if packing_of(attributes, dtype, group.where, fill) is not None:
         by = ", ".join(f"{each} {attributes[each]}" for each in NAMES if each in attributes)
         raise UsageError(
-            f"{place}: its numbers are packed ({by or f'fill value {fill:g}'}), and a loader "
+            f"{group.where}: its numbers are packed ({by or f'fill value {fill:g}'}), and a loader "
             "reads them as they are stored: give --raw if that is meant, or store values"
         )
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, at_home, well_formed
-from ...data import DOCUMENT, first_level_of, parse_document, read_document, read_key
+from ...base import UsageError, at_home, scrub, well_formed
+from ...data import DOCUMENT, first_level_of, joined, parse_document, read_document, read_key
 from ..fields import Field, PatchGrid
 from ..permutation import Items
 
@@ -54,7 +54,7 @@ def locate(data: Any) -> dict[str, Location]:
     url = str(data).rstrip("/")
     if "://" in url:
         text = read_key(url, DOCUMENT)
-        packed = None if text is None else parse_document(text, url)
+        packed = None if text is None else parse_document(text, scrub(url))
     else:
         url = str(at_home(url))
         if not Path(url).exists():
@@ -63,9 +63,9 @@ def locate(data: Any) -> dict[str, Location]:
         packed = read_document(file, url) if file.is_file() else None
     if packed is None:
         return {"data": Location(first_level_of(url))}
-    with well_formed(f"{url}: its metadata is malformed"):
+    with well_formed(f"{scrub(url)}: its metadata is malformed"):
         return {
-            name: Location(f"{url}/{entry['path']}", tuple(entry.get("axes", ())))
+            name: Location(joined(url, entry["path"]), tuple(entry.get("axes", ())))
             for name, entry in packed["arrays"].items()
         }
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Deferred, StageError, UsageError
+from ...base import Deferred, StageError, UsageError, scrub
 from ...data import explained_errors, kvstore_of, plainly, read_key
 from ...instruments import is_safe_to_map
 from ..fields import Field
@@ -87,7 +87,7 @@ class TensorStoreEngine(Engine):
             volume = len(fields[name].shape) > array.ndim
             self.arrays[name] = array[ts.newaxis] if volume else array
         self.fields = fields
-        self.locations = {name: place.url for name, place in places.items()}
+        self.locations = {name: scrub(place.url) for name, place in places.items()}
         largest = max(field.chunk_nbytes for field in fields.values())
         self.scratch_bytes = knobs.cache_bytes + knobs.workers * largest
         self.pending: set[Any] = set()
@@ -254,7 +254,7 @@ def _open(url: str, missing: str, context: Any) -> Any:
     if driver is None:
         for marker in _MARKERS:
             read_key(url, marker, strict=True)  # raises where reading was forbidden
-        raise UsageError(f"{url}: there is none of {', '.join(_MARKERS)}")
+        raise UsageError(f"{scrub(url)}: there is none of {', '.join(_MARKERS)}")
     spec = {"driver": driver, "kvstore": kvstore_of(f"{url}/"), **_UNCHANGED}
     with explained_errors(url):
         opened = ts.open({**spec, **_UNFILLED}, context=context, read=True, open=True).result()

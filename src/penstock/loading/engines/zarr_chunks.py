@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Pool, UsageError, parsed_json, require
+from ...base import Pool, UsageError, parsed_json, require, scrub
 from ...data import chunk_names
 
 numcodecs = require("numcodecs", "loaders")
@@ -67,7 +67,7 @@ class ChunkLayout:
 def read_layout(url: str) -> ChunkLayout:
     """The layout of a local Zarr array. `Unsupported` where only TensorStore can read it."""
     if "://" in url and not url.startswith("file://"):
-        raise _unsupported(url, "it is remote")
+        raise _unsupported(scrub(url), "it is remote")
     folder = url.removeprefix("file://").rstrip("/")
     for name, parse in ((".zarray", _layout_v2), ("zarr.json", _layout_v3)):
         if (path := Path(folder, name)).is_file():
