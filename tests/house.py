@@ -19,7 +19,7 @@ HEAVY_ROOMS = frozenset(
     models/footprint.py models/load.py models/prithvi.py
     models/checkpointing.py
     models/explained.py models/packages/bioimageio.py
-    models/packages/monai_bundle.py models/packages/nnunet.py
+    models/packages/monai_bundle.py models/packages/nnunet.py models/packages/onnx.py
     models/packages/package.py
     models/changed_heads.py models/torchvision_ops.py
     models/unet3d.py models/weights.py

@@ -156,7 +156,7 @@ def test_every_verb_without_the_extras_names_the_one_it_needs(tmp_path) -> None:
 
 def test_all_is_what_every_verb_needs_but_trackers_and_networks_of_others() -> None:
     (names,) = re.findall(r"\[(.*)\]", *PROJECT["optional-dependencies"]["all"])
-    of_others = {"nnunet", "bioimageio", "monai"}
+    of_others = {"onnx", "nnunet", "bioimageio", "monai"}
     assert EXTRAS - set(names.split(",")) == {"all", "demo", "track", *of_others, *TOOLS}
 
 

@@ -109,7 +109,7 @@ def test_generated_samples_are_read_through_dots(beside: Path) -> None:
 )
 def test_an_output_inside_the_input_is_refused(beside: Path, inside: str) -> None:
     before = sorted(beside.rglob("*"))
-    with pytest.raises(UsageError, match=r"^`out_spec` .*: is the input, or one lies"):
+    with pytest.raises(UsageError, match=r"^`out_spec` .*: (is the input|lies inside the array)"):
         penstock.run_inference(
             beside / "in.zarr", beside / inside, model="identity", patch=8, overlap=2,
             devices="cpu", overwrite=inside == "in.zarr",

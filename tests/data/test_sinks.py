@@ -199,9 +199,16 @@ class TestExisting:
         assert open_source(path).dtype == np.float32
         assert open_source(path).read(DOMAIN).sum() == 0
 
+    @pytest.mark.parametrize("name", ["a.zarr/0", "a.n5"])
+    def test_is_never_inside_an_array(self, name: str, tmp_path) -> None:
+        self.make(tmp_path / name.partition("/")[0])
+        with pytest.raises(UsageError, match=rf"b\.zarr: lies inside the array .*{name}; give"):
+            open_out(tmp_path / name / "b.zarr")
+        open_out(tmp_path / name.partition("/")[0] / "labels/b.zarr") if "/" in name else None
+
     def test_resume_refuses_another_layout(self, tmp_path) -> None:
         self.make(tmp_path / "a.zarr")
-        with pytest.raises(UsageError, match=r"a\.zarr: .*float32.*uint16"):
+        with pytest.raises(UsageError, match=r"a\.zarr: .*float32.*uint16.*; go on with the"):
             open_out(tmp_path / "a.zarr", dtype="f4", resume=True, chunks=(4, 5, 6))
 
     def test_resume_leaves_metadata_alone(self, tmp_path) -> None:

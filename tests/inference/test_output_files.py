@@ -372,7 +372,7 @@ def test_nanometers_are_said_in_a_unit_of_nifti() -> None:
         ("s3://bucket/a.tif", (), "is written on this machine only"),
         ("folder.tif", (), "is no file"),
         ("mine.tif", (), "exists; use --overwrite"),
-        ("in.zarr/0/a.tif", (), "one lies in the other"),
+        ("in.zarr/0/a.tif", (), "lies inside the array"),
     ],
 )
 def test_what_no_file_holds_is_refused(out: str, more: tuple[str, ...], said: str, capsys) -> None:

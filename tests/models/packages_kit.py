@@ -198,3 +198,48 @@ def bioimage(folder: Path, kind: str = "state") -> Path:
         weights=form.WeightsDescr(**weights),
     )  # fmt: skip
     return Path(spec.save_bioimageio_package(described, output_path=folder / "net.zip"))
+
+
+def message(*fields: tuple[int, Any]) -> bytes:
+    """A message of protocol buffers, of numbers, texts and messages."""
+
+    def varint(number: int) -> bytes:
+        return (
+            bytes([number]) if number < 128 else bytes([number % 128 + 128]) + varint(number >> 7)
+        )
+
+    made = b""
+    for field, value in fields:
+        if isinstance(value, int):
+            made += varint(field << 3) + varint(value)
+        else:
+            body = value.encode() if isinstance(value, str) else value
+            made += varint(field << 3 | 2) + varint(len(body)) + body
+    return made
+
+
+def onnx_of(
+    conv: nn.Module, sides: str | tuple[int, ...] = "bcyx", *, opset: int = 17, beside: str = ""
+) -> bytes:
+    """A convolution of 3 voxels with padding as an ONNX network, from `raw` to `prob`.
+
+    Its sides are numbers, or letters that stand for any. The kernel lies in the file ``beside``.
+    """
+
+    def tensor(name: str, values: torch.Tensor, *content: tuple[int, Any]) -> bytes:
+        each = [(1, side) for side in values.shape]
+        content = content or ((9, values.detach().numpy().tobytes()),)
+        return message(*each, (2, 1), (8, name), *content)
+
+    def value(name: str, sides: Any) -> bytes:
+        shape = message(*((1, message((1 + isinstance(side, str), side))) for side in sides))
+        return message((1, name), (2, message((1, message((1, 1), (2, shape))))))
+
+    there = [(13, message((1, "location"), (2, beside))), (14, 1)] if beside else []
+    pads = message((1, "pads"), *[(8, 1)] * 2 * (len(sides) - 2), (20, 7))
+    node = message((1, "raw"), (1, "w"), (1, "b"), (2, "prob"), (4, "Conv"), (5, pads))
+    graph = message(
+        (1, node), (2, "net"), (5, tensor("w", conv.weight, *there)), (5, tensor("b", conv.bias)),
+        (11, value("raw", sides)), (12, value("prob", "abcde"[: len(sides)])),
+    )  # fmt: skip
+    return message((1, 8), (7, graph), (8, message((1, ""), (2, opset))))

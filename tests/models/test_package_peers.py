@@ -21,7 +21,7 @@ from penstock.inference.opening.network_voxels import check_orientation
 from penstock.inference.opening.selection import channels_of, volumes_of
 from penstock.models import Recipe, Sliding, load_model
 
-from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, unet
+from .packages_kit import CODE, Array, bundle, infer, nnunet, noise, onnx_of, unet
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
@@ -289,44 +289,6 @@ def test_a_bundle_gives_what_monais_transforms_give(before, after, tmp_path) -> 
         assert len(np.unique(made)) > 1 and (made == wanted).mean() > 0.999
     else:
         assert np.ptp(wanted) > 0.5 and np.abs(made - wanted).max() < 1e-4
-
-
-def message(*fields: tuple[int, Any]) -> bytes:
-    """A message of protocol buffers, of numbers, texts and messages."""
-
-    def varint(number: int) -> bytes:
-        return (
-            bytes([number]) if number < 128 else bytes([number % 128 + 128]) + varint(number >> 7)
-        )
-
-    made = b""
-    for field, value in fields:
-        if isinstance(value, int):
-            made += varint(field << 3) + varint(value)
-        else:
-            body = value.encode() if isinstance(value, str) else value
-            made += varint(field << 3 | 2) + varint(len(body)) + body
-    return made
-
-
-def onnx_of(conv: torch.nn.Conv2d) -> bytes:
-    """A convolution of 3 x 3 with padding as an ONNX network, from `raw` to `prob`."""
-
-    def tensor(name: str, values: torch.Tensor) -> bytes:
-        sides = [(1, side) for side in values.shape]
-        return message(*sides, (2, 1), (8, name), (9, values.detach().numpy().tobytes()))
-
-    def value(name: str) -> bytes:
-        shape = message(*((1, message((2, axis))) for axis in "bcyx"))
-        return message((1, name), (2, message((1, message((1, 1), (2, shape))))))
-
-    pads = message((1, "pads"), *[(8, 1)] * 4, (20, 7))
-    node = message((1, "raw"), (1, "w"), (1, "b"), (2, "prob"), (4, "Conv"), (5, pads))
-    graph = message(
-        (1, node), (2, "net"), (5, tensor("w", conv.weight)), (5, tensor("b", conv.bias)),
-        (11, value("raw")), (12, value("prob")),
-    )  # fmt: skip
-    return message((1, 8), (7, graph), (8, message((1, ""), (2, 17))))
 
 
 def older(folder: Path, kind: str) -> tuple[Path, Array, Array]:

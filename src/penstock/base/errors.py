@@ -190,7 +190,7 @@ def check_equal(what: str, values: Mapping[str, Any]) -> None:
 
 
 _READERS = "h5py imagecodecs liffile nd2 nibabel pydicom pylibCZIrw rasterio tifffile".split()
-_NOT_THE_USERS = frozenset({"penstock", "torch", "numpy", *_READERS})
+_NOT_THE_USERS = frozenset({"penstock", "torch", "numpy", "onnxruntime", *_READERS})
 
 
 def where_in_users_code(error: BaseException) -> str:

@@ -138,7 +138,7 @@ def load_model(
 
     Args:
         model: A name of the registry, ``package.module:function``, ``file.py:function``, a file
-            (.pt2 or TorchScript), the folder or zip file of a package, a module, or a function
+            (.pt2, TorchScript, ONNX), the folder or zip file of a package, a module, or a function
             of a batch.
         weights: A file of weights, or the folder of a training; by default the model's own.
         in_channels: Channels that the model takes; by default the module's attribute, else the

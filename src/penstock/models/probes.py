@@ -179,14 +179,14 @@ class _Probed:
         return joined
 
     def _least_side(self) -> int:
-        noise = self.windows.noise
         for side in _SIDES[self.axes]:
             try:
-                self.run(noise([side] * self.axes))  # long enough along the last axis, too
-                x = noise([*[side] * (self.axes - 1), 2 * side])
+                self.run(self.windows.noise([side] * self.axes))  # long enough along all axes
+                x = self.windows.noise([*[side] * (self.axes - 1), 2 * side])
                 with Operations() as counted:
                     once = self.run(x)
-                self.work_per_voxel = counted.total / math.prod(x.shape[2:])
+                unseen = (getattr(part, "unseen_work", 0) for part in self.net.modules())
+                self.work_per_voxel = counted.total / math.prod(x.shape[2:]) + sum(unseen)
                 if not _same(once, self.run(x)).all():
                     raise UsageError("it makes another output of the same input each time")
                 return side

@@ -125,6 +125,7 @@ REGISTRY = {
 TRAINING = "training of Penstock"
 """It is read as the name of a network and its weights."""
 BIOIMAGEIO, NNUNET, MONAI = "bioimage.io package", "nnU-Net v2 folder", "MONAI bundle"
+ONNX = "ONNX file"
 KINDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     BIOIMAGEIO: (("rdf.yaml",), ("bioimageio.yaml",)),
     NNUNET: (("plans.json", "dataset.json"),),
@@ -142,6 +143,8 @@ def package_kind(model: Any) -> str | None:
     """
     if not isinstance(model, str) or not model or not (path := Path(model)).exists():
         return None
+    if path.suffix == ".onnx" and path.is_file():
+        return ONNX
     if path.is_dir():
         names = {name for groups in KINDS.values() for group in groups for name in group}
         there = {name for name in names if (path / name).is_file()}
@@ -235,7 +238,7 @@ def check_model_name(model: Any, flag: str) -> None:
         )
     place, colon, _ = model.rpartition(":")
     file = Path(place if colon and place.endswith(".py") else model)
-    if file.suffix in (".py", *PROGRAMS):
+    if file.suffix in (".py", ".onnx", *PROGRAMS):
         if not colon and file.suffix == ".py":
             raise UsageError(f"{flag} {model} names no function; say {model}:FUNCTION")
         if not file.is_file():
@@ -247,8 +250,8 @@ def check_model_name(model: Any, flag: str) -> None:
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(
             f"{flag} {model!r} is unknown{meant}; it is one of {', '.join(names)}, "
-            "package.module:function, file.py:function, a .pt2 / TorchScript file, or the folder "
-            "of a training, an nnU-Net, a MONAI bundle or a bioimage.io package"
+            "package.module:function, file.py:function, a .pt2, TorchScript or ONNX file, or the "
+            "folder of a training, an nnU-Net, a MONAI bundle or a bioimage.io package"
         )
     top = place.partition(".")[0]
     beside = Path(top).is_dir() or Path(f"{top}.py").is_file()

@@ -202,7 +202,7 @@ class InferConfig(Valued, NetworkKnobs, VoxelSize, Labels):
         help="output, in the same forms; one for each head of the model"
     )
     model_type: Annotated[Any, BeforeValidator(_model)] = flag(
-        help="model: a name, module:function, file.py:function, .pt2, TorchScript, or a package"
+        help="model: a name, module:function, file.py:function, .pt2, TorchScript, .onnx, a package"
     )
     t: Selection = flag(
         ("all",), help="time points: all, 0, 0:5 or several", group="input and model"

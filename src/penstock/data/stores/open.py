@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, as_usage_error, at_home, blaming, parsed_json, scrub, system_errors
+from ...base import (
+    STORE_FILES,
+    UsageError,
+    as_usage_error,
+    at_home,
+    blaming,
+    json_object,
+    parsed_json,
+    scrub,
+    system_errors,
+)
 from ..box import Box
 from ..levels import Rule
 from . import in_memory as memory
@@ -297,7 +308,7 @@ def open_sink(
         sink: Sink = open_file_sink(parsed, **settings, rule=rule, name=name)
     else:
         sink = _open_new(parsed, name, settings, ", ".join(f"*{e}" for e in ENDINGS if files))
-    _check_links(sink.local_path, name)
+    _check_place(sink.local_path, name)
     return sink
 
 
@@ -308,14 +319,23 @@ def _check_is_zarr(place: str | dict[str, Any], version: str, name: str) -> None
         raise UsageError(f"{name} {scrub(str(place))}: {flag} is for a .zarr by its path alone")
 
 
-def _check_links(place: Path | None, name: str) -> None:
-    """Refuse a path to an output that leads through a broken link."""
+def _check_place(place: Path | None, name: str) -> None:
+    """Refuse a path to an output that leads through a broken link, or into an array."""
     for each in (place, *place.parents) if place is not None else ():
         if each.is_symlink() and not each.exists():
             raise UsageError(
                 f"{name} {each}: is a link to {each.readlink()}, which does not exist; make that, "
                 "or give its path"
             )
+        if each != place and _is_array(each):
+            raise UsageError(f"{name} {place}: lies inside the array {each}; give a place outside")
+
+
+def _is_array(folder: Path) -> bool:
+    with suppress(OSError):
+        texts = [(folder / file).read_bytes() for file in STORE_FILES if (folder / file).is_file()]
+        return any({"shape", "dataType"} & json_object(text).keys() for text in texts)
+    return False
 
 
 def _open_new(

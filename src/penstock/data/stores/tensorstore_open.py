@@ -310,7 +310,9 @@ def _existing(asked: Any, where: str) -> Any:
         if code == "NOT_FOUND" and mode.create:
             return None
         if not (code == "FAILED_PRECONDITION" and must_be_new):
-            raise UsageError(f"{where}: {first_sentence(error)}") from error
+            cure = "; go on with the settings of its run, or --overwrite to begin anew"
+            other = cure if code == "FAILED_PRECONDITION" and mode.create else ""
+            raise UsageError(f"{where}: {first_sentence(error)}{other}") from error
         array = None
     if must_be_new:
         raise UsageError(f"{where}: exists; use --overwrite to replace it")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from ...base import as_usage_error, require
 from ...data import Normalisation
@@ -25,6 +25,7 @@ from ..recipe import AS_IT_IS, HeadRecipe, Recipe
 from ..user_code import find_reference
 from ..weights import load_weights
 from .chain import Chain
+from .onnx import OnnxNet
 from .package import Package, Parcel, TensorsToMatch, in_order, in_our_order
 
 _NAMES = ("bioimageio.yaml", "rdf.yaml")
@@ -278,31 +279,6 @@ def _with_weights(parcel: Parcel, make: Callable[..., nn.Module], state: Any) ->
         module = make(**state.architecture.kwargs)
     load_weights(module, str(state.architecture.callable), _checked(parcel, state), "--model")
     return module
-
-
-class OnnxNet(nn.Module):
-    """A network that onnxruntime runs on the CPU."""
-
-    def __init__(self, parcel: Parcel, file: Path) -> None:
-        super().__init__()
-        runtime = require("onnxruntime", "bioimageio")
-        content = file.read_bytes()
-        self.hash = hashlib.sha256(content).hexdigest()
-        # The errors of onnxruntime are of many types.
-        with as_usage_error(parcel.sentence(f"{file.name} is no ONNX network")):
-            options = runtime.SessionOptions()
-            options.intra_op_num_threads = torch.get_num_threads()
-            self._session = runtime.InferenceSession(
-                content, options, providers=["CPUExecutionProvider"]
-            )
-        self._input = self._session.get_inputs()[0].name
-
-    def forward(self, x: Tensor) -> Any:
-        outputs = [
-            torch.from_numpy(each)
-            for each in self._session.run(None, {self._input: x.cpu().contiguous().numpy()})
-        ]
-        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _tests(parcel: Parcel, described: Any, takes: str, gives: Sequence[str]) -> TensorsToMatch:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ...base import UsageError, as_usage_error, well_formed
 from ..recipe import Recipe
-from ..registry import BIOIMAGEIO, MONAI, NNUNET
+from ..registry import BIOIMAGEIO, MONAI, NNUNET, ONNX
 
-_ROOMS = {BIOIMAGEIO: ".bioimageio", NNUNET: ".nnunet", MONAI: ".monai_bundle"}
+_ROOMS = {BIOIMAGEIO: ".bioimageio", NNUNET: ".nnunet", MONAI: ".monai_bundle", ONNX: ".onnx"}
 """The module that reads each kind, with a function ``read``."""
 _UNPACKED: list[tempfile.TemporaryDirectory[str]] = []
 """Folders of zip files, which are removed as the process ends: code of a package is read later."""
