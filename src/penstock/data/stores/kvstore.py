@@ -18,6 +18,7 @@ from ...base import (
     PenstockError,
     UsageError,
     absolute,
+    at_home,
     describe,
     is_draft,
     is_of_store,
@@ -100,6 +101,24 @@ def _folder(path: str) -> Path:
             # To open a pipe would wait for ever for its other end.
             raise UsageError(f"{scrub(path)}: {marker} is no regular file")
     return folder
+
+
+def place_and_name(place: str) -> tuple[str, str]:
+    """``FILE::NAME`` in two, the name empty if there is none. The colons of a URL's host and query
+    are its own.
+
+    >>> place_and_name("http://[::1]:80/a.zarr::x?sig=b::c")
+    ('http://[::1]:80/a.zarr?sig=b::c', 'x')
+    """
+    host = re.match(r"(\w+://[^/?]*)?", place)[0]  # type: ignore[index]
+    if host:
+        path, *query = re.split(r"(?=\?)", place[len(host) :], maxsplit=1)
+        file, _, inside = path.partition("::")
+        return "".join((host, file, *query)), inside
+    # The name of a file may hold the mark itself.
+    here = (each for each in (place, place.rpartition("::")[0]) if os.path.lexists(at_home(each)))
+    file = next(filter(None, here), place.partition("::")[0])
+    return file, place[len(file) + 2 :]
 
 
 def kvstore_of(path: str) -> Any:

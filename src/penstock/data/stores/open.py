@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -43,6 +42,7 @@ from .added import (
 )
 from .file_formats import ENDINGS, ending_of
 from .file_sink import open_file_sink
+from .kvstore import place_and_name
 from .omezarr import open_omezarr_sink, open_omezarr_source
 from .planes import is_slice, plane_files
 from .protocols import (
@@ -121,7 +121,7 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
     if isinstance(parsed, dict):
         kept = {key: settings[key] for key in ("name", "raw", "axes")}
         return open_tensorstore_source(parsed, cache_bytes=cache_bytes, **kept)
-    place, inside = _place_and_name(parsed)
+    place, inside = place_and_name(parsed)
     files = None if inside else plane_files(place)
     form = format_of(place)
     if files is not None:
@@ -137,23 +137,6 @@ def _open_source(spec: Spec | NDArray[Any], settings: dict[str, Any], cache_byte
         return _open_added(added, parsed, settings, cache_bytes)
     whole = joined(place, inside.strip("/")) if inside else parsed
     return open_omezarr_source(whole, cache_bytes=cache_bytes, **settings)
-
-
-def _place_and_name(place: str) -> tuple[str, str]:
-    """``FILE::NAME`` in two. The colons of a URL's host and query are its own.
-
-    >>> _place_and_name("http://[::1]:80/a.zarr::x?sig=b::c")
-    ('http://[::1]:80/a.zarr?sig=b::c', 'x')
-    """
-    host = re.match(r"(\w+://[^/?]*)?", place)[0]  # type: ignore[index]
-    if host:
-        path, *query = re.split(r"(?=\?)", place[len(host) :], maxsplit=1)
-        file, _, inside = path.partition("::")
-        return "".join((host, file, *query)), inside
-    # The name of a file may hold the mark itself.
-    here = (each for each in (place, place.rpartition("::")[0]) if os.path.lexists(at_home(each)))
-    file = next(filter(None, here), place.partition("::")[0])
-    return file, place[len(file) + 2 :]
 
 
 _HINTS = {"series": "; --series N takes one", "inside": "; name an array as FILE::NAME"}
