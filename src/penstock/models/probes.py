@@ -27,15 +27,13 @@ from torch import Tensor, nn
 from ..base import UsageError, format_count
 from .footprint import Operations
 from .load import Model
-from .probe_windows import CONTENTS, ProbeWindows, box_of, draws_for
+from .probe_windows import ProbeWindows, Tiles, all_tiles, box_of
 from .registry import Reach
 
 MOST_PERIOD = 64
 """The largest period that is looked for. A larger grid is no use for patches."""
-_SIDES = {
-    2: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256),
-    3: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96),
-}
+_SIDES = {3: [8, 10, 12, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 50, 56, 60, 64, 72, 80, 96]}
+_SIDES[2] = [*_SIDES[3], 100, 112, 128, 160, 192, 224, 256]
 """Sides of windows to try, by axes: many networks take multiples only, and memory has an end."""
 _TELLING_SIDE = 32
 """Side at which a network whose output has another shape is not tried on larger windows."""
@@ -45,8 +43,6 @@ _LONGEST = {2: 1024, 3: 256}
 _MOST_WORK = 6e11
 """Floating-point operations that are spent at most: about a minute of one core. They are counted,
 and no clock is asked, as what is found decides on the patch, which must not depend on the load."""
-_STEPS = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32)
-"""Numbers of which sides may have to be multiples."""
 _SHORTEST = 64
 """Least length of a window in which the reach is looked for."""
 _OF_WHOLE = (
@@ -61,10 +57,10 @@ _SMALL, _LARGE = 1.0, (1e6, -1e6)
 """Sizes of finite changes. Inputs are normalised, so the first is theirs."""
 _ALIKE = 16
 """Voxels that are compared to see that a shift only shifts."""
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Largest difference of equal outputs, as a share of their range: kernels round by shape."""
-_MOST_CHECK_VOXELS = 2**18
-"""Most voxels of the window in which all axes are cut at once."""
+_RARE = 1e-3
+"""Share of the values that may differ in the dtype of a job."""
 
 
 class NotProbed(UsageError):
@@ -132,12 +128,11 @@ def _searched(net: _Probed) -> Reach:
         seen_after=tuple(after for _, after in seen),
         step=tuple(math.lcm(period, net.step) for period in periods),
     )
-    places, axes_that_differ = net.check(reach)
-    if axes_that_differ:
-        return Reach(blame=f"a patch differs from a larger input along {axes_that_differ}")
     if net.mixes_its_batch():
         return Reach(blame="its output of a patch depends on others in its batch")
-    return replace(reach, places=places)
+    places, where = net.check(reach)
+    blame = f"a patch differs from a larger input along {where}"
+    return Reach(blame=blame) if where else replace(reach, places=places)
 
 
 class _Probed:
@@ -152,7 +147,7 @@ class _Probed:
             self.side = self._least_side()
         except NotProbed:  # it makes float32 tensors itself
             self.net, self.windows.dtype = _copied(model.module), model.dtype
-            if model.dtype not in _TOLERANCE:
+            if model.dtype not in (torch.float64, torch.float32):
                 raise NotProbed(f"it computes in {model.dtype}") from None
             self.side = self._least_side()
         self.step = self._step()
@@ -199,8 +194,8 @@ class _Probed:
 
     def _step(self) -> int:
         """The number of which sides must be multiples, as far as sides above the least tell."""
-        for step in _STEPS:
-            if step < self.side:
+        for step in range(1, self.side):
+            if self.side % step == 0:
                 with contextlib.suppress(NotProbed):
                     self.run(self.windows.noise([self.side + step] * self.axes))
                     return step
@@ -292,45 +287,49 @@ class _Probed:
             return not all(self.equal(alone, self.run(batch, n), torch.float32) for n in (0, -1))
         return False
 
-    def equal(self, a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> bool:
-        """Whether two outputs are equal up to rounding, that of a dtype or of the windows'."""
+    def equal(
+        self, a: Tensor, b: Tensor, dtype: torch.dtype | None = None, rare: bool = False
+    ) -> bool:
+        """Whether two outputs are equal up to rounding, that of a dtype or of the windows'.
+
+        Where they are ``rare``, a few values may differ: rounding may change a class.
+        """
         span = float(torch.nan_to_num(a).abs().max()) or 1.0
-        return bool(_same(a, b, _TOLERANCE[dtype or self.windows.dtype] * span).all())
+        same = _same(a, b, _TOLERANCE[dtype or self.windows.dtype] * span)
+        return float(same.double().mean()) >= 1 - _RARE * rare
 
     def check(self, reach: Reach) -> tuple[int, str]:
-        """Compare the cores of patches with a larger window, along each axis and along all.
+        """Compare the cores of patches with larger windows.
 
-        Returns the number of places, and the axis along which one differs.
+        Returns the number of places in small windows, and the axes along which one differs.
         """
-        places, draws = 0, draws_for(self.work_per_voxel)
-        for cut in (*((axis,) for axis in range(self.axes)), tuple(range(self.axes))):
-            sides = [self.side] * self.axes
-            for axis in cut:
-                least = max(self.side, reach.before[axis] + reach.after[axis] + 8)
-                sides[axis] = reach.step[axis] * -(-least // reach.step[axis])
-            if len(cut) > 1 and math.prod(sides) > _MOST_CHECK_VOXELS:
-                continue
-            step = [reach.step[a] if a in cut else 0 for a in range(self.axes)]
-            low = [reach.before[a] if a in cut else 0 for a in range(self.axes)]
-            high = [reach.after[a] if a in cut else 0 for a in range(self.axes)]
-            core = [n - b - a for n, b, a in zip(sides, low, high, strict=True)]
-            larger = [n + 3 * s for n, s in zip(sides, step, strict=True)]
-            for number in range(CONTENTS * draws):
-                corner = [(1 + number % 2) * s for s in step]
-                there = [c + b for c, b in zip(corner, low, strict=True)]
-                box = box_of(corner, sides)
-                whole = self.windows.of_kind(number % CONTENTS, larger, box)
-                try:
-                    expected = self.run(whole)[box_of(there, core)]
-                    patch = self.run(whole[box])[box_of(low, core)]
-                except NotProbed:
-                    if number == 0:
-                        raise
-                    continue  # it refuses such values, so it is never given them
-                if not self.equal(expected, patch):
-                    return places, " and ".join("zyx"[a - self.axes] for a in cut)
-                places += 1
+        places = 0
+        for each in all_tiles(reach, self.side, self.work_per_voxel):
+            if each.as_run and self.windows.dtype != self.model.dtype:
+                self.net, self.windows.dtype = _copied(self.model.module), self.model.dtype
+            try:
+                agree = self.agree(each, reach)
+            except NotProbed:
+                if not each.kind and not each.as_run:
+                    raise
+                continue  # it refuses such values, so it is never given them
+            if not agree:
+                words = " and ".join("zyx"[a - self.axes] for a in each.axes)
+                return places, words + f" in {self.model.dtype}" * each.as_run
+            places += len(each.patches) == 1
         return places, ""
+
+    def agree(self, each: Tiles, reach: Reach) -> bool:
+        """Whether the cores of the patches of a window are as the window has them."""
+        whole = self.windows.of_kind(each.kind, each.window, box_of(*each.patches[0]))
+        expected = self.run(whole)
+        for corner, sides in each.patches:
+            low, core = each.core(sides, reach)
+            there = [c + before for c, before in zip(corner, low, strict=True)]
+            patch = self.run(whole[box_of(corner, sides)])[box_of(low, core)]
+            if not self.equal(expected[box_of(there, core)], patch, rare=each.as_run):
+                return False
+        return True
 
 
 def _layer_to_blame(net: _Probed, axis: int) -> str:
