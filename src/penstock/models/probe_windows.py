@@ -36,7 +36,7 @@ _MOST_WORK = 5e9
 
 
 @dataclass(frozen=True)
-class Tiles:
+class Compared:
     """Patches of a window, and the window."""
 
     axes: tuple[int, ...]
@@ -57,7 +57,7 @@ class Tiles:
         return low, [n - b - a for n, b, a in zip(sides, low, high, strict=True)]
 
 
-def all_tiles(reach: Reach, side: int, operations: float) -> Iterator[Tiles]:
+def comparisons(reach: Reach, side: int, operations: float) -> Iterator[Compared]:
     """All comparisons of a network: small ones by kinds of content, then of large windows.
 
     Args:
@@ -75,13 +75,13 @@ def all_tiles(reach: Reach, side: int, operations: float) -> Iterator[Tiles]:
             # Sides of windows differ by odd and by even steps: some networks pad to a multiple.
             larger = [n + (3 + number % 2) * s for n, s in zip(sides, step, strict=True)]
             corner = [(1 + number % 2) * s for s in step]
-            yield Tiles(axes, larger, [(corner, sides)], number % CONTENTS)
+            yield Compared(axes, larger, [(corner, sides)], number % CONTENTS)
     for axes in each:
         yield _of_large(reach, side, axes, _FAR[len(each)])
     yield _widest(reach, side, operations)
 
 
-def _widest(reach: Reach, side: int, operations: float) -> Tiles:
+def _widest(reach: Reach, side: int, operations: float) -> Compared:
     """The widest window that is cut along all axes, or a long one if none is small enough."""
     axes = tuple(range(len(reach.step)))
     most = min(2 * _MOST_VOXELS, _MOST_WORK / (1 + operations))
@@ -93,7 +93,7 @@ def _widest(reach: Reach, side: int, operations: float) -> Tiles:
 
 def _of_large(
     reach: Reach, side: int, axes: tuple[int, ...], length: int, *, as_run: bool = False
-) -> Tiles:
+) -> Compared:
     """A window about as long along some axes, with two patches of about half of it and one of the
     least."""
     step = [s if axis in axes else 0 for axis, s in enumerate(reach.step)]
@@ -103,7 +103,7 @@ def _of_large(
     room = [n + 3 * s for n, s in zip(least, step, strict=True)]
     window = list(map(max, room, _sides(reach, side, axes, length)))
     ends = [[n - m for n, m in zip(window, sides, strict=True)] for sides in (half, least)]
-    return Tiles(axes, window, [(ends[0], half), (step, more), (ends[1], least)], as_run=as_run)
+    return Compared(axes, window, [(ends[0], half), (step, more), (ends[1], least)], as_run=as_run)
 
 
 def _sides(reach: Reach, side: int, axes: tuple[int, ...], length: int) -> list[int]:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..base import UsageError, format_count
 from .footprint import Operations
 from .load import Model
-from .probe_windows import ProbeWindows, Tiles, all_tiles, box_of
+from .probe_windows import Compared, ProbeWindows, box_of, comparisons
 from .registry import Reach
 
 MOST_PERIOD = 64
@@ -304,7 +304,7 @@ class _Probed:
         Returns the number of places in small windows, and the axes along which one differs.
         """
         places = 0
-        for each in all_tiles(reach, self.side, self.work_per_voxel):
+        for each in comparisons(reach, self.side, self.work_per_voxel):
             if each.as_run and self.windows.dtype != self.model.dtype:
                 self.net, self.windows.dtype = _copied(self.model.module), self.model.dtype
             try:
@@ -319,7 +319,7 @@ class _Probed:
             places += len(each.patches) == 1
         return places, ""
 
-    def agree(self, each: Tiles, reach: Reach) -> bool:
+    def agree(self, each: Compared, reach: Reach) -> bool:
         """Whether the cores of the patches of a window are as the window has them."""
         whole = self.windows.of_kind(each.kind, each.window, box_of(*each.patches[0]))
         expected = self.run(whole)
