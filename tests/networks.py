@@ -148,6 +148,17 @@ def _centred(x: Tensor) -> Tensor:
     return y
 
 
+class _Begun(nn.Module):
+    """It keeps the mean of its first input, as layers do whose scale is begun by data."""
+
+    mean: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.mean()
+        return x / self.mean
+
+
 FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "group norm": (lambda: nn.Sequential(conv(1, 4), nn.GroupNorm(2, 4), conv(4, 1)), "GroupNorm"),
     "instance norm": (
@@ -196,6 +207,7 @@ FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
                      conv(1, 1)),
         "in torch.float32",
     ),
+    "begun by data": (_Begun, "in torch.float32"),
     "others of the batch": (lambda: Made(lambda x: x - x.mean(0, keepdim=True)), "in its batch"),
     "place in the batch": (
         lambda: Made(lambda x: x + torch.arange(len(x), dtype=x.dtype)[:, None, None, None, None]),

@@ -10,7 +10,7 @@ QUICK = ("plain", "strided", "2-D", "fifths")
 QUICK_FAR = (
     *("instance norm", "position", "farther where bright", "mask at a far index"),
     *("tiles of its own", "centred in a multiple", "edges left out", "size in voxels"),
-    "normalised in float32",
+    *("normalised in float32", "begun by data"),
 )
 """Networks that the default tests look at."""
 

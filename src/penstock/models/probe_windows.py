@@ -33,6 +33,10 @@ _FAR = {2: 1280, 3: 320}
 """Length of the longest window, by the number of axes: more than any patch that is chosen has."""
 _MOST_WORK = 5e9
 """Floating-point operations of a wide window: seconds of one core."""
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""Largest difference of equal outputs, as a share of their range: kernels round by shape."""
+_RARE = 1e-3
+"""Share of the values that may differ in the dtype of a job: rounding may change a class."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Compared:
     kind: int = 0
     """The kind of content."""
     as_run: bool = False
-    """True if the network runs in the dtype of a job."""
+    """True if the network runs in the dtype of a job, and begins anew with the patches."""
 
     def core(self, sides: Sequence[int], reach: Reach) -> tuple[list[int], list[int]]:
         """The first voxel of the core of a patch of such sides, and its sides."""
@@ -163,3 +167,15 @@ def box_of(corner: Sequence[int], sides: Sequence[int]) -> Any:
 def draws_for(operations: float) -> int:
     """How often each content is drawn for a network of so many operations a voxel."""
     return max(1, min(_MOST_DRAWS, int(_CHEAP / (1 + operations))))
+
+
+def same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
+    """Where two outputs differ by so much at most."""
+    return torch.isclose(a, b, rtol=0, atol=most, equal_nan=True)
+
+
+def equal(a: Tensor, b: Tensor, dtype: torch.dtype, as_run: bool = False) -> bool:
+    """Whether two outputs are equal up to the rounding of a dtype."""
+    span = float(torch.nan_to_num(a).abs().max()) or 1.0
+    share = float(same(a, b, _TOLERANCE[dtype] * span).double().mean())
+    return share >= 1 - _RARE * as_run

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..base import UsageError, format_count
 from .footprint import Operations
 from .load import Model
-from .probe_windows import Compared, ProbeWindows, box_of, comparisons
+from .probe_windows import Compared, ProbeWindows, box_of, comparisons, equal, same
 from .registry import Reach
 
 MOST_PERIOD = 64
@@ -57,10 +57,6 @@ _SMALL, _LARGE = 1.0, (1e6, -1e6)
 """Sizes of finite changes. Inputs are normalised, so the first is theirs."""
 _ALIKE = 16
 """Voxels that are compared to see that a shift only shifts."""
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""Largest difference of equal outputs, as a share of their range: kernels round by shape."""
-_RARE = 1e-3
-"""Share of the values that may differ in the dtype of a job."""
 
 
 class NotProbed(UsageError):
@@ -142,15 +138,21 @@ class _Probed:
         self.model, self.axes = model, axes
         self.windows = ProbeWindows(model.in_channels)
         self.looking, self.work, self.work_per_voxel = "its shapes", 0.0, 0.0
-        self.net = _copied(model.module).double()
+        self.begin(torch.float64)
         try:
             self.side = self._least_side()
         except NotProbed:  # it makes float32 tensors itself
-            self.net, self.windows.dtype = _copied(model.module), model.dtype
+            self.begin(model.dtype)
             if model.dtype not in (torch.float64, torch.float32):
                 raise NotProbed(f"it computes in {model.dtype}") from None
             self.side = self._least_side()
         self.step = self._step()
+
+    def begin(self, dtype: torch.dtype) -> None:
+        """Go on with a copy that was not run, for windows of a dtype."""
+        self.net, self.windows.dtype = _copied(self.model.module), dtype
+        if dtype == torch.float64:
+            self.net.double()
 
     def looks_for(self, what: str, axis: int) -> None:
         """Note what is looked for next along an axis."""
@@ -182,7 +184,7 @@ class _Probed:
                 with Operations() as counted:
                     once = self.run(x)
                 self.work_per_voxel = counted.total / math.prod(x.shape[2:])
-                if not _same(once, self.run(x)).all():
+                if not same(once, self.run(x)).all():
                     raise UsageError("it makes another output of the same input each time")
                 return side
             except AnotherShape:
@@ -237,7 +239,7 @@ class _Probed:
             part = probe.movedim(2 + axis, 0)[where]
             part.copy_(self.windows.noise(x.shape[2:]).movedim(2 + axis, 0)[where] * size)
             try:
-                differs = ~_same(before, self.run(probe))
+                differs = ~same(before, self.run(probe))
                 places = differs.movedim(1 + axis, 0).flatten(1).any(1).nonzero()
             except NotProbed:  # it refuses what is not finite, so it lets none pass
                 continue
@@ -272,9 +274,10 @@ class _Probed:
             for k in tried:
                 moved = self.run(x.narrow(2 + axis, k, length))
                 count = length - k - sum(margins)
-                if self.equal(
+                if equal(
                     first.narrow(1 + axis, k + margins[0], count),
                     moved.narrow(1 + axis, margins[0], count),
+                    self.windows.dtype,
                 ):
                     return k
         return None
@@ -284,19 +287,8 @@ class _Probed:
         x = self.windows.noise([self.side] * self.axes)
         batch, alone = torch.cat([x, 6 * x - 3, x]), self.run(x)
         with contextlib.suppress(NotProbed):  # it takes one at a time
-            return not all(self.equal(alone, self.run(batch, n), torch.float32) for n in (0, -1))
+            return not all(equal(alone, self.run(batch, n), torch.float32) for n in (0, -1))
         return False
-
-    def equal(
-        self, a: Tensor, b: Tensor, dtype: torch.dtype | None = None, rare: bool = False
-    ) -> bool:
-        """Whether two outputs are equal up to rounding, that of a dtype or of the windows'.
-
-        Where they are ``rare``, a few values may differ: rounding may change a class.
-        """
-        span = float(torch.nan_to_num(a).abs().max()) or 1.0
-        same = _same(a, b, _TOLERANCE[dtype or self.windows.dtype] * span)
-        return float(same.double().mean()) >= 1 - _RARE * rare
 
     def check(self, reach: Reach) -> tuple[int, str]:
         """Compare the cores of patches with larger windows.
@@ -305,8 +297,8 @@ class _Probed:
         """
         places = 0
         for each in comparisons(reach, self.side, self.work_per_voxel):
-            if each.as_run and self.windows.dtype != self.model.dtype:
-                self.net, self.windows.dtype = _copied(self.model.module), self.model.dtype
+            if each.as_run:
+                self.begin(self.model.dtype)
             try:
                 agree = self.agree(each, reach)
             except NotProbed:
@@ -323,11 +315,13 @@ class _Probed:
         """Whether the cores of the patches of a window are as the window has them."""
         whole = self.windows.of_kind(each.kind, each.window, box_of(*each.patches[0]))
         expected = self.run(whole)
+        if each.as_run:  # what it keeps of its first input is another now
+            self.begin(self.windows.dtype)
         for corner, sides in each.patches:
             low, core = each.core(sides, reach)
             there = [c + before for c, before in zip(corner, low, strict=True)]
             patch = self.run(whole[box_of(corner, sides)])[box_of(low, core)]
-            if not self.equal(expected[box_of(there, core)], patch, rare=each.as_run):
+            if not equal(expected[box_of(there, core)], patch, self.windows.dtype, each.as_run):
                 return False
         return True
 
@@ -393,7 +387,3 @@ def _copied(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module).cpu().eval()
     except Exception as error:  # such as weights that were computed from others
         raise NotProbed(f"it cannot be copied ({type(error).__name__})") from error
-
-
-def _same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
-    return torch.isclose(a, b, rtol=0, atol=most, equal_nan=True)
