@@ -4,10 +4,11 @@
     a window moves by k voxels         ──▶  the outputs only move along            (period)
     a patch lies in a larger window    ──▶  its core is equal                      (check)
 
-All is run in float64 where the network allows it, on windows that are long along one axis only. NaN
-passes through all arithmetic, so it bounds the reach; but comparisons, a maximum and `nan_to_num`
-swallow it. Finite changes, small and large, are not swallowed, but may drown. The reach is the
-union. Two runs differ only in the probe, so neither biases nor padding count.
+All is run in float64 where the network allows it, on windows that are long along one axis only; one
+that is wide along all of them is run in the dtype of a job. NaN passes through all arithmetic, so
+it bounds the reach; but comparisons, a maximum and `nan_to_num` swallow it. Finite changes, small
+and large, are not swallowed, but may drown. The reach is the union. Two runs differ only in the
+probe, so neither biases nor padding count.
 """
 
 from __future__ import annotations
