@@ -108,6 +108,13 @@ LOCAL: dict[str, tuple[Callable[[], nn.Module], Sight]] = {
         lambda: Made(lambda x, layer: layer((x > 0.5).to(x.dtype)), conv(1, 1, 5)),
         Sight(1, 2, 2),
     ),
+    "fifths": (  # it takes multiples of five only
+        lambda: nn.Sequential(
+            Made(lambda x: x.unflatten(-1, (-1, 5)).flatten(-2)), nn.MaxPool3d(5),
+            nn.Upsample(scale_factor=5),
+        ),
+        Sight(5, 0, 0),
+    ),
     "thirds": (
         lambda: nn.Sequential(nn.MaxPool3d(3), nn.Upsample(scale_factor=3)),
         Sight(3, 0, 0),
@@ -124,6 +131,32 @@ def _monai(name: str, **knobs: Any) -> nn.Module:
 def _flow(x: Tensor, layer: nn.Module) -> Tensor:
     y: Tensor = layer(x)
     return y if x.mean() > 0.5 else 2 * y
+
+
+def _masked(x: Tensor, layer: nn.Module) -> Tensor:
+    y: Tensor = layer(x)
+    return torch.where(torch.arange(y.shape[-1]) > 160, 0, y)
+
+
+def _centred(x: Tensor) -> Tensor:
+    """Its sides become multiples of 27 by zeros on both sides, and are pooled by 9."""
+    pads = [(-n % 27 // 2, -n % 27 - -n % 27 // 2) for n in x.shape[2:]]
+    y = F.pad(x, [n for each in reversed(pads) for n in each])
+    y = F.interpolate(F.max_pool3d(y, 9), scale_factor=9)
+    for axis, (n, (before, _)) in enumerate(zip(x.shape[2:], pads, strict=True), 2):
+        y = y.narrow(axis, before, n)
+    return y
+
+
+class _Begun(nn.Module):
+    """It keeps the mean of its first input, as layers do whose scale is begun by data."""
+
+    mean: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.mean()
+        return x / self.mean
 
 
 FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -155,6 +188,26 @@ FAR: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Made(lambda x, layer: 0 * x if x.std() < 1e-3 else layer(x), conv(1, 1)),
         "differs from a larger input",
     ),
+    "mask at a far index": (lambda: Made(_masked, conv(1, 1)), "differs from a larger input"),
+    "tiles of its own": (
+        lambda: Made(lambda x, layer: torch.cat([*map(layer, x.split(128, 2))], 2), conv(1, 1)),
+        "differs from a larger input along z",
+    ),
+    "centred in a multiple": (lambda: Made(_centred), "differs from a larger input"),
+    "edges left out": (
+        lambda: Made(lambda x: F.pad(x[..., 16:-16], (16, 16)) if x.shape[-1] > 32 else 0 * x),
+        "differs from a larger input along x",
+    ),
+    "size in voxels": (
+        lambda: Made(lambda x: x * (1 + (x.numel() > 50_000))),
+        "differs from a larger input along z and y and x",
+    ),
+    "normalised in float32": (
+        lambda: Made(lambda x, layer: layer(x) / (1 if x.dtype == torch.float64 else x.std()),
+                     conv(1, 1)),
+        "in torch.float32",
+    ),
+    "begun by data": (_Begun, "in torch.float32"),
     "others of the batch": (lambda: Made(lambda x: x - x.mean(0, keepdim=True)), "in its batch"),
     "place in the batch": (
         lambda: Made(lambda x: x + torch.arange(len(x), dtype=x.dtype)[:, None, None, None, None]),

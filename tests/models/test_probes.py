@@ -6,7 +6,12 @@ from torch import nn
 from penstock.models import REGISTRY, bits_that_vary, find_reach, load_model, probes
 from tests.networks import FAR, LOCAL, Sight, conv, seeded
 
-QUICK = ("plain", "strided", "2-D")
+QUICK = ("plain", "strided", "2-D", "fifths")
+QUICK_FAR = (
+    *("instance norm", "position", "farther where bright", "mask at a far index"),
+    *("tiles of its own", "centred in a multiple", "edges left out", "size in voxels"),
+    *("normalised in float32", "begun by data"),
+)
 """Networks that the default tests look at."""
 
 
@@ -34,9 +39,7 @@ def test_a_context_of_more_than_a_hundred_voxels_is_found() -> None:
     assert reach.exact and reach.before == reach.after == (121,) * 3
 
 
-@pytest.mark.parametrize(
-    "name", _cases({**FAR}, ("instance norm", "position", "farther where bright"))
-)
+@pytest.mark.parametrize("name", _cases({**FAR}, QUICK_FAR))
 def test_what_no_overlap_makes_exact_is_told_with_its_reason(name: str) -> None:
     if name.startswith("MONAI"):
         pytest.importorskip("monai")

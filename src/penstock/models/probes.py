@@ -4,10 +4,11 @@
     a window moves by k voxels         ──▶  the outputs only move along            (period)
     a patch lies in a larger window    ──▶  its core is equal                      (check)
 
-All is run in float64 where the network allows it, on windows that are long along one axis only. NaN
-passes through all arithmetic, so it bounds the reach; but comparisons, a maximum and `nan_to_num`
-swallow it. Finite changes, small and large, are not swallowed, but may drown. The reach is the
-union. Two runs differ only in the probe, so neither biases nor padding count.
+All is run in float64 where the network allows it, on windows that are long along one axis only; one
+that is wide along all of them is run in the dtype of a job. NaN passes through all arithmetic, so
+it bounds the reach; but comparisons, a maximum and `nan_to_num` swallow it. Finite changes, small
+and large, are not swallowed, but may drown. The reach is the union. Two runs differ only in the
+probe, so neither biases nor padding count.
 """
 
 from __future__ import annotations
@@ -27,15 +28,13 @@ from torch import Tensor, nn
 from ..base import UsageError, format_count
 from .footprint import Operations
 from .load import Model
-from .probe_windows import CONTENTS, ProbeWindows, box_of, draws_for
+from .probe_windows import Compared, ProbeWindows, box_of, comparisons, equal, same
 from .registry import Reach
 
 MOST_PERIOD = 64
 """The largest period that is looked for. A larger grid is no use for patches."""
-_SIDES = {
-    2: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256),
-    3: (8, 12, 16, 24, 28, 32, 48, 56, 64, 96),
-}
+_SIDES = {3: [8, 10, 12, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 50, 56, 60, 64, 72, 80, 96]}
+_SIDES[2] = [*_SIDES[3], 100, 112, 128, 160, 192, 224, 256]
 """Sides of windows to try, by axes: many networks take multiples only, and memory has an end."""
 _TELLING_SIDE = 32
 """Side at which a network whose output has another shape is not tried on larger windows."""
@@ -45,8 +44,6 @@ _LONGEST = {2: 1024, 3: 256}
 _MOST_WORK = 6e11
 """Floating-point operations that are spent at most: about a minute of one core. They are counted,
 and no clock is asked, as what is found decides on the patch, which must not depend on the load."""
-_STEPS = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32)
-"""Numbers of which sides may have to be multiples."""
 _SHORTEST = 64
 """Least length of a window in which the reach is looked for."""
 _OF_WHOLE = (
@@ -61,10 +58,6 @@ _SMALL, _LARGE = 1.0, (1e6, -1e6)
 """Sizes of finite changes. Inputs are normalised, so the first is theirs."""
 _ALIKE = 16
 """Voxels that are compared to see that a shift only shifts."""
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""Largest difference of equal outputs, as a share of their range: kernels round by shape."""
-_MOST_CHECK_VOXELS = 2**18
-"""Most voxels of the window in which all axes are cut at once."""
 
 
 class NotProbed(UsageError):
@@ -132,12 +125,11 @@ def _searched(net: _Probed) -> Reach:
         seen_after=tuple(after for _, after in seen),
         step=tuple(math.lcm(period, net.step) for period in periods),
     )
-    places, axes_that_differ = net.check(reach)
-    if axes_that_differ:
-        return Reach(blame=f"a patch differs from a larger input along {axes_that_differ}")
     if net.mixes_its_batch():
         return Reach(blame="its output of a patch depends on others in its batch")
-    return replace(reach, places=places)
+    places, where = net.check(reach)
+    blame = f"a patch differs from a larger input along {where}"
+    return Reach(blame=blame) if where else replace(reach, places=places)
 
 
 class _Probed:
@@ -147,15 +139,21 @@ class _Probed:
         self.model, self.axes = model, axes
         self.windows = ProbeWindows(model.in_channels)
         self.looking, self.work, self.work_per_voxel = "its shapes", 0.0, 0.0
-        self.net = _copied(model.module).double()
+        self.begin(torch.float64)
         try:
             self.side = self._least_side()
         except NotProbed:  # it makes float32 tensors itself
-            self.net, self.windows.dtype = _copied(model.module), model.dtype
-            if model.dtype not in _TOLERANCE:
+            self.begin(model.dtype)
+            if model.dtype not in (torch.float64, torch.float32):
                 raise NotProbed(f"it computes in {model.dtype}") from None
             self.side = self._least_side()
         self.step = self._step()
+
+    def begin(self, dtype: torch.dtype) -> None:
+        """Go on with a copy that was not run, for windows of a dtype."""
+        self.net, self.windows.dtype = _copied(self.model.module), dtype
+        if dtype == torch.float64:
+            self.net.double()
 
     def looks_for(self, what: str, axis: int) -> None:
         """Note what is looked for next along an axis."""
@@ -187,7 +185,7 @@ class _Probed:
                     once = self.run(x)
                 unseen = (getattr(part, "unseen_work", 0) for part in self.net.modules())
                 self.work_per_voxel = counted.total / math.prod(x.shape[2:]) + sum(unseen)
-                if not _same(once, self.run(x)).all():
+                if not same(once, self.run(x)).all():
                     raise UsageError("it makes another output of the same input each time")
                 return side
             except AnotherShape:
@@ -199,8 +197,8 @@ class _Probed:
 
     def _step(self) -> int:
         """The number of which sides must be multiples, as far as sides above the least tell."""
-        for step in _STEPS:
-            if step < self.side:
+        for step in range(1, self.side):
+            if self.side % step == 0:
                 with contextlib.suppress(NotProbed):
                     self.run(self.windows.noise([self.side + step] * self.axes))
                     return step
@@ -242,7 +240,7 @@ class _Probed:
             part = probe.movedim(2 + axis, 0)[where]
             part.copy_(self.windows.noise(x.shape[2:]).movedim(2 + axis, 0)[where] * size)
             try:
-                differs = ~_same(before, self.run(probe))
+                differs = ~same(before, self.run(probe))
                 places = differs.movedim(1 + axis, 0).flatten(1).any(1).nonzero()
             except NotProbed:  # it refuses what is not finite, so it lets none pass
                 continue
@@ -277,9 +275,10 @@ class _Probed:
             for k in tried:
                 moved = self.run(x.narrow(2 + axis, k, length))
                 count = length - k - sum(margins)
-                if self.equal(
+                if equal(
                     first.narrow(1 + axis, k + margins[0], count),
                     moved.narrow(1 + axis, margins[0], count),
+                    self.windows.dtype,
                 ):
                     return k
         return None
@@ -289,48 +288,43 @@ class _Probed:
         x = self.windows.noise([self.side] * self.axes)
         batch, alone = torch.cat([x, 6 * x - 3, x]), self.run(x)
         with contextlib.suppress(NotProbed):  # it takes one at a time
-            return not all(self.equal(alone, self.run(batch, n), torch.float32) for n in (0, -1))
+            return not all(equal(alone, self.run(batch, n), torch.float32) for n in (0, -1))
         return False
 
-    def equal(self, a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> bool:
-        """Whether two outputs are equal up to rounding, that of a dtype or of the windows'."""
-        span = float(torch.nan_to_num(a).abs().max()) or 1.0
-        return bool(_same(a, b, _TOLERANCE[dtype or self.windows.dtype] * span).all())
-
     def check(self, reach: Reach) -> tuple[int, str]:
-        """Compare the cores of patches with a larger window, along each axis and along all.
+        """Compare the cores of patches with larger windows.
 
-        Returns the number of places, and the axis along which one differs.
+        Returns the number of places in small windows, and the axes along which one differs.
         """
-        places, draws = 0, draws_for(self.work_per_voxel)
-        for cut in (*((axis,) for axis in range(self.axes)), tuple(range(self.axes))):
-            sides = [self.side] * self.axes
-            for axis in cut:
-                least = max(self.side, reach.before[axis] + reach.after[axis] + 8)
-                sides[axis] = reach.step[axis] * -(-least // reach.step[axis])
-            if len(cut) > 1 and math.prod(sides) > _MOST_CHECK_VOXELS:
-                continue
-            step = [reach.step[a] if a in cut else 0 for a in range(self.axes)]
-            low = [reach.before[a] if a in cut else 0 for a in range(self.axes)]
-            high = [reach.after[a] if a in cut else 0 for a in range(self.axes)]
-            core = [n - b - a for n, b, a in zip(sides, low, high, strict=True)]
-            larger = [n + 3 * s for n, s in zip(sides, step, strict=True)]
-            for number in range(CONTENTS * draws):
-                corner = [(1 + number % 2) * s for s in step]
-                there = [c + b for c, b in zip(corner, low, strict=True)]
-                box = box_of(corner, sides)
-                whole = self.windows.of_kind(number % CONTENTS, larger, box)
-                try:
-                    expected = self.run(whole)[box_of(there, core)]
-                    patch = self.run(whole[box])[box_of(low, core)]
-                except NotProbed:
-                    if number == 0:
-                        raise
-                    continue  # it refuses such values, so it is never given them
-                if not self.equal(expected, patch):
-                    return places, " and ".join("zyx"[a - self.axes] for a in cut)
-                places += 1
+        places = 0
+        for each in comparisons(reach, self.side, self.work_per_voxel):
+            if each.as_run:
+                self.begin(self.model.dtype)
+            try:
+                agree = self.agree(each, reach)
+            except NotProbed:
+                if not each.kind and not each.as_run:
+                    raise
+                continue  # it refuses such values, so it is never given them
+            if not agree:
+                words = " and ".join("zyx"[a - self.axes] for a in each.axes)
+                return places, words + f" in {self.model.dtype}" * each.as_run
+            places += len(each.patches) == 1
         return places, ""
+
+    def agree(self, each: Compared, reach: Reach) -> bool:
+        """Whether the cores of the patches of a window are as the window has them."""
+        whole = self.windows.of_kind(each.kind, each.window, box_of(*each.patches[0]))
+        expected = self.run(whole)
+        if each.as_run:  # what it keeps of its first input is another now
+            self.begin(self.windows.dtype)
+        for corner, sides in each.patches:
+            low, core = each.core(sides, reach)
+            there = [c + before for c, before in zip(corner, low, strict=True)]
+            patch = self.run(whole[box_of(corner, sides)])[box_of(low, core)]
+            if not equal(expected[box_of(there, core)], patch, self.windows.dtype, each.as_run):
+                return False
+        return True
 
 
 def _layer_to_blame(net: _Probed, axis: int) -> str:
@@ -394,7 +388,3 @@ def _copied(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module).cpu().eval()
     except Exception as error:  # such as weights that were computed from others
         raise NotProbed(f"it cannot be copied ({type(error).__name__})") from error
-
-
-def _same(a: Tensor, b: Tensor, most: float = 0.0) -> Tensor:
-    return torch.isclose(a, b, rtol=0, atol=most, equal_nan=True)

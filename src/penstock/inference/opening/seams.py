@@ -33,7 +33,7 @@ from .heads import HeadFacts
 
 FIXED_PATCH, FIXED_OVERLAP = (64,), (10,)
 """Patch and overlap of a job in which no overlap makes tiling exact."""
-_EDITION = 6
+_EDITION = 7
 """Raised when `find_reach` finds other numbers."""
 _READ = TypeAdapter(Reach).validate_json
 _HERE: dict[str, Reach] = {}
