@@ -87,7 +87,7 @@ def test_it_is_the_brick_that_made_it_that_is_named() -> None:
     data = np.zeros((20, 20, 20), "float32")
     data[19, 19, 19] = 101
     begun = started(data, Overflows(), batch=64)
-    assert begun.job.geometry.count_bricks() == 8
+    assert begun.job.geometry.count_bricks() == 16
     last = list(begun.job.plan.parts.bricks())[-1]
     with pytest.raises(StageError, match=r"NaN or infinite values from finite ones$") as caught:
         run_job(begun.job)

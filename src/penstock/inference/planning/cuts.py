@@ -15,10 +15,12 @@ from ..tiling.geometry import Geometry, PatchShape, per_axis
 from ..tiling.parts import Parts, fit_parts
 from .memory import Facts
 
-BRICK_VOXELS = 4_000_000
+BRICK_VOXELS = 6_100_000
 """Most voxels that a brick reads. Small bricks take little memory while they are under way; at less
-than this the cost of a brick begins to show. Two patches that are chunks of 128 cubed are more, as
-a block is written at once where it is one brick."""
+than this the cost of a brick begins to show."""
+_DEEP = (2, 1, 1)
+"""The weight of a side of a brick, z y x: the one that counts least grows next. Bricks are half as
+deep as wide, as the read cache holds the chunks of a layer of them."""
 BLOCK_VOXELS = 2**21
 """Most voxels in a block whose size is chosen here: a chunk of 128 cubed. Small blocks are written
 sooner, so a kill loses less, and one that is a brick need not be copied."""
@@ -144,8 +146,9 @@ def _geometry(
         per_brick = [*counts]
     else:
         per_brick = [1, 1, 1]
-        while growing := [a for a in range(3) if per_brick[a] < counts[a]]:
-            axis = min(growing, key=lambda a: (per_brick[a] * stride[a], -a))
+        # A block that is one brick is written as it is.
+        while stride != block and (growing := [a for a in range(3) if per_brick[a] < counts[a]]):
+            axis = min(growing, key=lambda a: (per_brick[a] * stride[a] * _DEEP[a], -a))
             per_brick[axis] += 1
             read = (n * s + o for n, s, o in zip(per_brick, stride, shape.overlap, strict=True))
             if math.prod(read) * facts.in_channels > BRICK_VOXELS:
