@@ -376,7 +376,7 @@ def test_a_block_that_is_a_brick_takes_over_its_arrays(
         return empty(self, head, shape)
 
     monkeypatch.setattr(Writing, "empty_block", counted)
-    monkeypatch.setattr(cuts, "BRICK_VOXELS", 8**3)
+    monkeypatch.setattr(cuts, "BRICK_VOXELS", 16**3)  # room for all
     source = arange((16, 16, 16)).astype("float32")
     source[3, 4, 5] = np.nan
     result = run(source, patch=8, overlap=overlap, block=8, normalize="none")
