@@ -143,7 +143,7 @@ def test_a_scene_without_a_label_is_background_and_labels_in_no_data_are_counted
     chips = Chips(tmp_path / "c" / "train")
     assert [len(chips.labels[name]) for name in names] == [0, len(labels)]
     empty = (chips.num_points == 0).sum()
-    assert f"{empty} of {len(chips)} chips hold no object, with 1 scenes without a la" in output
+    assert f"{empty} of {len(chips)} chips hold no object, with 1 scene without a la" in output
     assert f"{unseen} of {len(labels)} labels lie where radar has no value" in output
     assert chips.labels_unseen == unseen
     share = 100 * (1 - (missing.sum() + other.sum()) / 2 / missing.size)

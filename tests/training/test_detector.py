@@ -96,7 +96,7 @@ def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_pa
     files = dict.fromkeys(("train_label_file", "val_label_file", "val_data_root"))
     same = workload_of(chips | files, tmp_path, val_chips_path=tmp_path / "copy")
     (note_on_scenes,) = (note for note in same.notes if "trained on too" in note)
-    assert "1 of 1 scenes of" in note_on_scenes
+    assert "1 of 1 scene of" in note_on_scenes
     assert "trained on too" not in " ".join(workload_of(chips, tmp_path).notes)
 
 

@@ -127,7 +127,7 @@ def test_the_command_writes_what_is_scored(data: Path, run: Path, tmp_path, caps
     output = capsys.readouterr()
     rows = rows_of(out)
     assert tuple(rows[0]) == (*PREDICTED_COLUMNS, "score")
-    assert f"{len(rows)} objects in 1 scenes" in output.out
+    assert f"{len(rows)} objects in 1 scene" in output.out
     assert all(float(row["score"]) >= threshold for row in rows)
     assert f"least score {threshold:.3f}, the best on the run's validation scenes" in output.out
     assert re.search(r"^(\d+) of \1 windows$", output.err, re.MULTILINE)

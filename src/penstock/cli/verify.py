@@ -132,7 +132,7 @@ def _lines(
 ) -> Iterator[str]:
     names = ", ".join(stored.written.name for stored in run.outputs)
     yield (
-        f"{names}: {proof.proven:,} of {plural(proof.blocks, 'block')} are proven, "
+        f"{names}: {proof.proven:,} of {proof.blocks:,} blocks are proven, "
         f"{format_bytes(proof.proven_bytes)} of values, by the checksums in {run.folder}"
     )
     yield from (f"Not locked: {reason}" for reason in run.lacking)

@@ -40,7 +40,7 @@ class RunStatus:
     def line(self) -> str:
         """The state in one line."""
         share = self.blocks_done / max(1, self.blocks_planned)
-        done = f"{self.blocks_done:,} of {plural(self.blocks_planned, 'block')} are written"
+        done = f"{self.blocks_done:,} of {self.blocks_planned:,} blocks are written"
         words = [f"{self.state}: {done} ({share:.1%})"]
         if self.processes > 1:
             words.append(f"{self.processes} processes")

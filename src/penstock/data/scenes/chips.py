@@ -172,8 +172,8 @@ def seen_again(train: Chips, val: Chips) -> str:
     if not both:
         return ""
     return (
-        f"{len(both)} of {plural(len(val.scenes), 'scene')} of {val.folder}, such as {both[0]}, "
-        "are trained on too: the scores of validation say nothing of scenes that are new"
+        f"trained on too: {len(both)} of {plural(len(val.scenes), 'scene')} of {val.folder}, such "
+        f"as {both[0]}; the scores of validation say nothing of scenes that are new"
     )
 
 

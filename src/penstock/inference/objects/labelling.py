@@ -146,7 +146,7 @@ class Labelling(LabelJob):
         again = sorted({((number + 1) * elements - 1) // size + 1 for number in lacking})
         # An earlier --finish may have ended the round before, or the parts of this one were lost.
         done, run = _DONE[each.name], "run again with"
-        some = f"{len(lacking):,} of {plural(size, 'block')} are not {done}"
+        some = f"{len(lacking):,} of {size:,} blocks are not {done}"
         if len(lacking) == size:
             some, run = f"no block is {done} yet", "run"
         return Incomplete(

@@ -138,7 +138,7 @@ def _lacking(job: Job, missing: dict[int, int]) -> Incomplete:
     if len(again) == 1:  # --array 2 would be two elements
         which, numbers = f"--part {numbers}/{elements}", f"{numbers}-{numbers}"
     return Incomplete(
-        f"{sum(missing.values()):,} of {plural(job.plan.num_blocks, 'block')} are not written, in "
+        f"{sum(missing.values()):,} of {job.plan.num_blocks:,} blocks are not written, in "
         f"{plural(len(missing), 'part')} of {len(parts)} ({number_ranges([*missing])}); run "
         f"again with {which} (in SLURM penstock slurm submit --array {numbers} -- infer ... "
         f"--part %a/{elements})"

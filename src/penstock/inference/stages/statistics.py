@@ -334,7 +334,7 @@ class Counting:
         if self.merged == number:
             return f"Counted all of round {number}; the exact values take a second round"
         left = self.missing(elements)
-        return f"Counted in round {number}; {len(left)} of {plural(elements, 'share')} are missing"
+        return f"Counted in round {number}; {len(left)} of {elements} shares are missing"
 
     def scalings(self, elements: int) -> dict[int, Scalings]:
         """The scalings of each volume by its index, from what all processes have counted. Empty if

@@ -21,7 +21,6 @@ from ...base import (
     begin_output,
     end_output,
     format_seconds,
-    plural,
     usable_cores,
     writing_output,
 )
@@ -233,7 +232,7 @@ class Watch:
         written, blocks = self.journal.written + self.journal.skipped, self.extent.blocks
         if written != blocks:
             why = f" when {self.request.why} ended the job" if self.request.why else ""
-            raise Incomplete(f"{written:,} of {plural(blocks, 'block')} were written{why}; {again}")
+            raise Incomplete(f"{written:,} of {blocks:,} blocks were written{why}; {again}")
 
     def summary(self, seconds: float | None = None) -> Summary:
         """What this process has done so far, in ``seconds``, by default those since it began."""
