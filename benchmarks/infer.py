@@ -384,11 +384,11 @@ def _compare(bench: Bench, name: str, entry: str) -> None:
     """Hold an output against Penstock's of this run, away from the faces; append what differs."""
     import tensorstore as ts
 
-    mine, reference = bench.folder / "out.zarr", bench.folder / f"reference-{name}.zarr"
+    size = CASES[name].size or bench.size
+    mine, reference = bench.folder / "out.zarr", bench.folder / f"reference-{name}-{size}.zarr"
     if not reference.exists():
         shutil.copytree(mine, reference)
         return
-    size = CASES[name].size or bench.size
     inside = slice(MARGIN, size - MARGIN)
     got, want = (ts.open(spec(str(p), size), read=True).result() for p in (mine, reference))
     above, most, count = 0, 0, 0
