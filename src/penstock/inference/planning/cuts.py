@@ -154,4 +154,6 @@ def _geometry(
             if math.prod(read) * facts.in_channels > BRICK_VOXELS:
                 per_brick[axis] -= 1
                 break
+        # As many bricks of sides that are as equal as can be.
+        per_brick = [-(-n // -(-n // most)) for n, most in zip(counts, per_brick, strict=True)]
     return replace(geometry, patches_per_brick=tuple(per_brick))

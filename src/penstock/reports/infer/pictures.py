@@ -58,8 +58,8 @@ def draw_seams(run: InferenceRun) -> Figure:
     if len(low):
         series += [Series("95 % interval", places, high, "area", base=low, faint=True)]
     series += [Series("mean", places, mean)]
-    unit = "% of the labels" if measured["labels"] else "% of the range"
-    x, y = Axis("Distance from a seam", "voxels"), Axis("Mean difference", unit)
+    of = "labels" if measured["labels"] else "range" if len(low) else "local range"
+    x, y = Axis("Distance from a seam", "voxels"), Axis("Mean difference", f"% of the {of}")
     note = f"measured on {plural(measured['places'], 'place')} of the data before the job began"
     return Figure("What tiles lose at their seams", note, [Panel("", x, y, series)])
 
