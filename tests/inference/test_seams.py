@@ -127,6 +127,7 @@ def test_an_automatic_patch_computes_less_and_is_recorded(tmp_path, monkeypatch)
     best = opened(out, patch="auto", batch="auto", **knobs)
     assert isinstance(best.config.patch, tuple) and best.config.batch is None  # on a CPU
     assert best.plan.patch_amplification < 0.95 * plain.plan.patch_amplification
+    assert best.plan.facts.seams.startswith("exact")
     run_job(best)
     monkeypatch.setattr(seams, "_MOST_CUTS", 0)  # another machine would choose another
     again = opened(out, patch="auto", batch="auto", resume=True, **knobs)

@@ -102,7 +102,7 @@ def tiled(
         return Tiled(config, "blended, so not exact", measured=True)
     # If both are named, nothing is left to decide, and a network need not be searched for it.
     named = config.sides is not None and config.overlap is not None
-    reach = _shipped(model, axes) if named else reach_of(model, axes)
+    reach = _at_hand(model, axes) if named else reach_of(model, axes)
     if reach is None:
         return Tiled(config, "", measured=True)
     if reach.exact:
@@ -242,6 +242,12 @@ def reach_of(model: Model, axes: int) -> Reach:
             _file(key).parent.mkdir(parents=True, exist_ok=True)
             write_json(_file(key), asdict(_HERE[key]))
     return _HERE[key]
+
+
+def _at_hand(model: Model, axes: int) -> Reach | None:
+    """How far a network sees, if this process need not search it: ``--patch auto`` has done so."""
+    shipped = _shipped(model, axes)
+    return shipped if shipped or not _HERE else _HERE.get(_key(model, axes))
 
 
 def _shipped(model: Model, axes: int) -> Reach | None:
