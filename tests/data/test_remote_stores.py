@@ -12,7 +12,7 @@ from penstock.data import Box, open_source, overlap
 from penstock.data.stores import kvstore, tensorstore
 from penstock.data.stores.kvstore import kvstore_of, open_kvstore
 
-from ..loading.kit import Quiet, served
+from ..loading.kit import Quiet, served, signed
 from ..seed_spec import seed_out_spec
 from .kit import DATA, DOMAIN, SHAPE, build_ome_zarr_05, open_out, write
 
@@ -109,14 +109,7 @@ class TestHttp:
         """The server refuses requests without it, and what a run keeps of its input lacks it."""
         path, query = build_ome_zarr_05(tmp_path), "?part=2&sig=s1gnature"
 
-        class Signed(Quiet):
-            def do_GET(self) -> None:
-                if not self.path.endswith(query):
-                    return self.send_error(403)
-                self.path = self.path.removesuffix(query)
-                return super().do_GET()
-
-        with served(tmp_path, Signed) as host:
+        with served(tmp_path, signed(query)) as host:
             url = f"{host}/{path.name}"
             for place in (f"{url}{query}", f"{url}/{query}"):
                 box = Box.of((1, 2, 3, 4, 5), (1, 1, 3, 3, 3))

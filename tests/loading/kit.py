@@ -124,6 +124,19 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
+def signed(query: str) -> type[Quiet]:
+    """A server that refuses each request without a signature in its query."""
+
+    class Signed(Quiet):
+        def do_GET(self) -> None:
+            if not self.path.endswith(query):
+                return self.send_error(403)
+            self.path = self.path.removesuffix(query)
+            return super().do_GET()
+
+    return Signed
+
+
 class _Forbidding(Quiet):
     """As a bucket that may be read and not listed: what it lacks is forbidden."""
 

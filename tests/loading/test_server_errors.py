@@ -16,7 +16,7 @@ from penstock.cli import main
 from penstock.data.stores import tensorstore as store
 from penstock.loading.engines import tensorstore_engine as engine
 
-from .kit import SAMPLES, TRUTH, Quiet, pack, served, write
+from .kit import SAMPLES, TRUTH, Quiet, pack, served, signed, write
 
 Asked = Counter[str]
 
@@ -79,13 +79,6 @@ def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch) -> None:
 def test_a_loader_reads_behind_a_signature_and_never_says_it(tmp_path) -> None:
     query = "?sig=s1gnature"
 
-    class Signed(Quiet):
-        def do_GET(self) -> None:
-            if not self.path.endswith(query):
-                return self.send_error(403)
-            self.path = self.path.removesuffix(query)
-            return super().do_GET()
-
     pack(tmp_path / "set")
     values = TRUTH["inputs"]
     write(tmp_path / "image" / "full", values, values.shape)
@@ -94,7 +87,7 @@ def test_a_loader_reads_behind_a_signature_and_never_says_it(tmp_path) -> None:
     levels = [{"path": "full", "coordinateTransformations": scale}]
     image = {"version": "0.4", "axes": axes, "datasets": levels}
     (tmp_path / "image" / ".zattrs").write_text(json.dumps({"multiscales": [image]}))
-    with served(tmp_path, Signed) as url:
+    with served(tmp_path, signed(query)) as url:
         for place in (f"{url}/set{query}", f"{url}/image{query}"):
             with Loader(place, batch_size=SAMPLES) as loader:
                 (first, *_) = next(iter(loader)).values()

@@ -180,6 +180,7 @@ from .units import format_bytes as format_bytes
 from .units import format_count as format_count
 from .units import format_seconds as format_seconds
 from .units import leading_seconds as leading_seconds
+from .units import noun as noun
 from .units import parse_seconds as parse_seconds
 from .units import plural as plural
 from .units import significant as significant

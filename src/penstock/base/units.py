@@ -174,8 +174,21 @@ def plural(count: int, thing: str) -> str:
     >>> plural(1, "case"), plural(5000, "launch"), plural(2, "epoch"), plural(3, "axis")
     ('1 case', '5,000 launches', '2 epochs', '3 axes')
     """
+    return f"{count:,} {noun(count, thing)}"
+
+
+def noun(count: int, thing: str) -> str:
+    """The word of `plural` alone.
+
+    Args:
+        count: The number.
+        thing: The word for one of them.
+
+    Returns:
+        The word, in the plural unless the number is 1.
+    """
     many = re.sub("(s|x|[^o]ch)$", r"\1e", thing.removesuffix("is")) + "s"  # batches, and epochs
-    return f"{count:,} {thing if count == 1 else many}"
+    return thing if count == 1 else many
 
 
 def format_bytes(count: float) -> str:

@@ -258,9 +258,9 @@ def entry() -> None:
     """The ``penstock`` command.
 
     The process ends at once with its exit code: to take torch's modules apart took 0.1 s, and the
-    last garbage collection 0.3 s. What was registered for the end is run before. A failed job may
-    leave a thread in a call that never returns, for which that might wait, and in a training
-    threads of gloo may still free tensors.
+    last garbage collection 0.3 s. What was registered for the end is run before, but not where that
+    might wait or abort: a failed job may leave a thread in a call that never returns, and threads
+    of gloo may still free tensors after a training.
     """
     set_up_libraries()
     code = _run_safely(None)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base import MissingDependency, UsageError, plural, require, writing_output
+from ..base import MissingDependency, UsageError, noun, plural, require, writing_output
 
 
 class Bar(NamedTuple):
@@ -74,7 +74,7 @@ def counted_progress(
             said = tenth
             say(f"{done:,} of {plural(total, unit)}")
 
-    with drawn_bar(doing, plural(total, unit).partition(" ")[2]) as bar:
+    with drawn_bar(doing, noun(total, unit)) as bar:
         yield say_tenth if bar is None else lambda done: bar.update(completed=done, total=total)
 
 

@@ -110,11 +110,10 @@ def place_and_name(place: str) -> tuple[str, str]:
     >>> place_and_name("http://[::1]:80/a.zarr::x?sig=b::c")
     ('http://[::1]:80/a.zarr?sig=b::c', 'x')
     """
-    host = re.match(r"(\w+://[^/?]*)?", place)[0]  # type: ignore[index]
-    if host:
-        path, *query = re.split(r"(?=\?)", place[len(host) :], maxsplit=1)
+    if host := re.match(r"\w+://[^/?]*", place):
+        path, mark, query = place[host.end() :].partition("?")
         file, _, inside = path.partition("::")
-        return "".join((host, file, *query)), inside
+        return f"{host[0]}{file}{mark}{query}", inside
     # The name of a file may hold the mark itself.
     here = (each for each in (place, place.rpartition("::")[0]) if os.path.lexists(at_home(each)))
     file = next(filter(None, here), place.partition("::")[0])

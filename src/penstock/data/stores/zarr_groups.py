@@ -230,13 +230,13 @@ def first_level_of(place: str) -> str:
     Raises:
         UsageError: It is a group of several images or arrays; the sentence lists them.
     """
-    folder = Path(place)
-    if "://" not in place and not folder.is_dir():
+    folder, is_remote = Path(place), "://" in place
+    if not (is_remote or folder.is_dir()):
         return place
-    group = Group.at(place) if "://" in place else Group(_reader(folder), place)
+    group = Group.at(place) if is_remote else Group(_reader(folder), place)
     if "multiscales" in group.shown:
         return joined(place, group.level(0).path)
-    if "://" in place:
+    if is_remote:  # its groups need not be listed
         return place
     only = group.only_below(folder, place)
     return place if only is None else first_level_of(only)

@@ -247,7 +247,9 @@ def reach_of(model: Model, axes: int) -> Reach:
 def _at_hand(model: Model, axes: int) -> Reach | None:
     """How far a network sees, if this process need not search it: ``--patch auto`` has done so."""
     shipped = _shipped(model, axes)
-    return shipped if shipped or not _HERE else _HERE.get(_key(model, axes))
+    if shipped is None and _HERE:  # else no key is made, as all weights are hashed for it
+        return _HERE.get(_key(model, axes))
+    return shipped
 
 
 def _shipped(model: Model, axes: int) -> Reach | None:

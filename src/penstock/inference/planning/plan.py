@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from ...base import InferConfig, Refused, format_bytes, format_count, plural, significant
+from ...base import InferConfig, Refused, format_bytes, format_count, noun, plural, significant
 from ...data import Box, in_words
 from ..run_folder.block_log import BlockSet
 from ..tiling.geometry import Brick, Geometry, PatchShape
@@ -268,9 +268,9 @@ def make_plan(
     return replace(best, memory=replace(best.memory, levels=levels))
 
 
-def _counted(count: int, noun: str) -> str:
+def _counted(count: int, thing: str) -> str:
     """A count in short form, such as ``18.9 k blocks``, as a petabyte has many."""
-    return f"{format_count(count)} {plural(count, noun).partition(' ')[2]}"
+    return f"{format_count(count)} {noun(count, thing)}"
 
 
 def _plans_of(config: InferConfig, facts: Facts, geometry: Geometry, limit: int) -> Iterator[Plan]:

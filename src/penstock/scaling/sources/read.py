@@ -199,7 +199,8 @@ def _passing(paths: Iterable[Path], say: Say) -> Iterator[TrainingRun]:
         # Anybody's log may hold a traceback without a training.
         anybodys = path.name.endswith(LOG_SUFFIXES[2:])
         runs = [run for run in runs if not anybodys or run.seconds or run.epochs or run.batch]
-        bare.extend([str(path)] * (not runs and path.name.endswith(LOG_SUFFIXES)))
+        if not runs and path.name.endswith(LOG_SUFFIXES):
+            bare.append(str(path))
         return runs
 
     yield from _each(paths, read, lambda error: say(f"{error}; it is passed over"))
