@@ -108,6 +108,7 @@ from .files import check_folder as check_folder
 from .files import check_local as check_local
 from .files import ends_torn as ends_torn
 from .files import held_alone as held_alone
+from .files import is_array as is_array
 from .files import is_draft as is_draft
 from .files import is_locked as is_locked
 from .files import is_of_store as is_of_store

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -284,13 +284,19 @@ STORE_FILES = ("zarr.json", ".zarray", ".zgroup", "attributes.json")
 """Files of which a Zarr or N5 array or group has one."""
 _STORE_KEYS = {"zarr_format", "n5", "dataType"}
 """Keys of which such a file has one."""
+_ARRAY_KEYS = {"shape", "dataType"}
+"""Keys of which that of an array has one."""
 
 
 def store_around(path: Path) -> Path | None:
     """The outermost folder, from the root down to the path, that is a Zarr or N5 array or group."""
     around = (*reversed(real(path).parents), real(path))
-    stores = (place for place in around if any(_is_of_store(place / name) for name in STORE_FILES))
-    return next(stores, None)
+    return next((place for place in around if _has_one_of(_STORE_KEYS, place)), None)
+
+
+def is_array(folder: Path) -> bool:
+    """Whether a folder is a Zarr or N5 array."""
+    return _has_one_of(_ARRAY_KEYS, folder)
 
 
 def is_of_store(content: bytes) -> bool:
@@ -298,9 +304,12 @@ def is_of_store(content: bytes) -> bool:
     return not _STORE_KEYS.isdisjoint(json_object(content))
 
 
-def _is_of_store(file: Path) -> bool:
-    with suppress(OSError):
-        return file.is_file() and is_of_store(file.read_bytes())
+def _has_one_of(keys: Set[str], folder: Path) -> bool:
+    """Whether such a file in a folder has one of some keys."""
+    for file in (folder / name for name in STORE_FILES):
+        with suppress(OSError):
+            if file.is_file() and not keys.isdisjoint(json_object(file.read_bytes())):
+                return True
     return False
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -15,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import (
-    STORE_FILES,
     UsageError,
     as_usage_error,
     at_home,
     blaming,
-    json_object,
+    is_array,
     parsed_json,
     scrub,
     system_errors,
@@ -310,15 +308,8 @@ def _check_place(place: Path | None, name: str) -> None:
                 f"{name} {each}: is a link to {each.readlink()}, which does not exist; make that, "
                 "or give its path"
             )
-        if each != place and _is_array(each):
+        if each != place and is_array(each):
             raise UsageError(f"{name} {place}: lies inside the array {each}; give a place outside")
-
-
-def _is_array(folder: Path) -> bool:
-    with suppress(OSError):
-        texts = [(folder / file).read_bytes() for file in STORE_FILES if (folder / file).is_file()]
-        return any({"shape", "dataType"} & json_object(text).keys() for text in texts)
-    return False
 
 
 def _open_new(
